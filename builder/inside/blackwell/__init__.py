@@ -1,0 +1,1 @@
+"""Standalone tools that live inside a Blackwell training image; nothing here imports the host-side `builder` package."""

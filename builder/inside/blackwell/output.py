@@ -1,0 +1,26 @@
+"""Answers on stdout (JSON or a plain table), words for people on stderr."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def emit_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Print one JSON document to stdout."""
+    json.dump(value, sys.stdout, indent=2, sort_keys=False, default=str)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def emit_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a left-aligned table to stdout; the last column is not padded."""
+    cells = [[str(c) for c in row] for row in rows]
+    widths = [max([len(h), *(len(r[i]) for r in cells)]) for i, h in enumerate(header)]
+    for row in [list(header), *cells]:
+        print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+
+
+def say(message: str) -> None:
+    """One line for a person, on stderr."""
+    print(message, file=sys.stderr, flush=True)
