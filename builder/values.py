@@ -60,7 +60,11 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """A torch with the CUDA and the Triton that go with it; `triton` differs from `triton_pin` for an override row."""
+    """A torch with the CUDA and the Triton that go with it; `triton` differs from `triton_pin` for an override row.
+
+    `default_for` names the axes for which this row answers an open request, `reason` says why an override is wanted:
+    both choose and explain, neither changes a pin.
+    """
 
     cuda: str
     torch: str
@@ -70,6 +74,8 @@ class Stack:
     toolkit: tuple[str, ...] = ()
     devel_image: str = ""
     conv1d: str = ""
+    default_for: tuple[str, ...] = ()
+    reason: str = ""
 
     @property
     def override(self) -> bool:
@@ -83,6 +89,58 @@ class Fla:
 
     version: str
     transformers: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """What a rule or an exclude speaks about: every part must hold.
+
+    `where` pairs an axis with a PEP 440 specifier for versions ("conv1d" also knows "none"), with a name for "base" and
+    "platform", and with "true" or "false" for "override". `capabilities` holds when the image has at least one of them.
+    """
+
+    where: tuple[tuple[str, str], ...] = ()
+    capabilities: tuple[Capability, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A known-bad combination: when it applies, what follows, and what to use instead."""
+
+    id: str
+    when: Condition
+    verdict: Verdict
+    sentence: str
+    url: str
+    instead: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exclude:
+    """Cells that the plan leaves out."""
+
+    when: Condition
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """The whole version matrix, checked. `defaults` pairs the axes "base", "fla" and "conv1d" with a value.
+
+    `budget` is the most bytes that an image may have with zstd-compressed layers.
+    """
+
+    bases: tuple[Base, ...]
+    stacks: tuple[Stack, ...]
+    fla: tuple[Fla, ...]
+    conv1d: tuple[str, ...]
+    capabilities: tuple[Capability, ...]
+    default_capabilities: tuple[Capability, ...]
+    platforms: tuple[Platform, ...]
+    defaults: tuple[tuple[str, str], ...]
+    budget: int
+    excludes: tuple[Exclude, ...] = ()
+    rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

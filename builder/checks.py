@@ -1,0 +1,110 @@
+"""Checks of single values and tables of the matrix files. A check answers with what is wrong, or with an empty string."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from builder.values import Capability
+
+Check = Callable[[Any], str]
+
+
+def text(value: Any) -> str:
+    """A string that says something."""
+    return "" if isinstance(value, str) and value.strip() else f"must be a non-empty string, not {value!r}"
+
+
+def version(value: Any) -> str:
+    """A version as a string: numbers would lose the zero of "3.10"."""
+    if not isinstance(value, str):
+        return f"must be a version in quotes, not {value!r}"
+    try:
+        Version(value)
+    except InvalidVersion:
+        return f"{value!r} is no version"
+    return ""
+
+
+def specifier(value: Any) -> str:
+    """A PEP 440 specifier, or "none" for an axis that can be absent."""
+    if not isinstance(value, str) or not value.strip():
+        return f"must be a version specifier such as '>=3.6,<3.8', not {value!r}"
+    try:
+        SpecifierSet("" if value == "none" else value)
+    except InvalidSpecifier:
+        return f"{value!r} is no version specifier such as '>=3.6,<3.8'"
+    return ""
+
+
+def capability(value: Any) -> str:
+    """A compute capability such as "12.0"."""
+    try:
+        Capability.parse(value if isinstance(value, str) else repr(value))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def boolean(value: Any) -> str:
+    """true or false."""
+    return "" if isinstance(value, bool) else f"must be true or false, not {value!r}"
+
+
+def size(value: Any) -> str:
+    """A positive number of bytes."""
+    good = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return "" if good else f"must be a positive number of bytes, not {value!r}"
+
+
+def matching(pattern: str, meaning: str) -> Check:
+    """A string that matches the whole pattern; `meaning` says what it would be then."""
+
+    def check(value: Any) -> str:
+        return "" if isinstance(value, str) and re.fullmatch(pattern, value) else f"{value!r} is not {meaning}"
+
+    return check
+
+
+def one_of(words: Iterable[str]) -> Check:
+    """One of a few words."""
+    known = tuple(words)
+
+    def check(value: Any) -> str:
+        return "" if value in known else f"{value!r} is not one of {', '.join(known)}{meant(value, known)}"
+
+    return check
+
+
+def listing(check_item: Check) -> Check:
+    """A list with at least one item, without duplicates, whose items all pass."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, list) or not value:
+            return f"must be a list with something in it, not {value!r}"
+        wrong = [f"[{i}] {problem}" for i, item in enumerate(value) if (problem := check_item(item))]
+        wrong += [f"[{i}] {item!r} is there twice" for i, item in enumerate(value) if item in value[:i]]
+        return "; ".join(wrong)
+
+    return check
+
+
+def table(path: str, value: Any, required: Mapping[str, Check], optional: Mapping[str, Check]) -> list[str]:
+    """Problems of one table, each with its path: missing keys, unknown keys, wrong values."""
+    if not isinstance(value, Mapping):
+        return [f"{path}: must be a table, not {value!r}"]
+    prefix = f"{path}." if path else ""
+    known = {**required, **optional}
+    found = [f"{prefix}{key}: unknown key{meant(key, known)}" for key in value if key not in known]
+    found += [f"{prefix}{key}: is missing" for key in required if key not in value]
+    found += [f"{prefix}{key}: {wrong}" for key, check in known.items() if key in value and (wrong := check(value[key]))]
+    return found
+
+
+def meant(word: Any, known: Iterable[str]) -> str:
+    """A suggestion for a typo, to be put at the end of a sentence, or nothing."""
+    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""
