@@ -1,0 +1,134 @@
+"""Watch a run: kernels loaded, cache hits and misses as Triton and Dynamo count them, and warnings that mean a slow path was taken."""
+
+import logging
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from blackwell.step.config import ColdKernel
+
+# Fragments of the warnings after which a step is correct and slow, which is a failure here.
+SLOW_PATH = (
+    "falling back",  # transformers, Triton
+    "fast path is not available",  # transformers up to 4.x
+    "roll back to cpu",  # FLA without a usable Triton
+    "without torch.compile",  # flex_attention run eagerly
+    "recompile_limit",  # Dynamo gave up (https://github.com/vllm-project/vllm/issues/27178)
+    "cache_size_limit",  # the same, older name
+)
+_LOGGERS = ("", "torch", "transformers", "fla", "triton")  # transformers and torch don't propagate to the root
+
+
+def is_slow_path(message: str) -> bool:
+    """Whether a warning says that a slower implementation is in use."""
+    lowered = message.lower()
+    return any(fragment in lowered for fragment in SLOW_PATH)
+
+
+class _Collector(logging.Handler):
+    def __init__(self, take: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._take = take
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._take(record.getMessage())
+
+
+class Observer:
+    """Context manager. Enter it before transformers and FLA are imported, to hear what they say while importing.
+
+    hits, misses: names of Triton kernels in the order they were asked for. loads: kernels loaded by Triton's own launcher (Inductor's
+    static launcher loads without asking Triton; those are in the `graphs` counters).
+    """
+
+    def __init__(self, expect_warm: bool = False) -> None:
+        self.expect_warm = expect_warm
+        self.hits: list[str] = []
+        self.misses: list[str] = []
+        self.loads = 0
+        self.warnings: list[str] = []
+        self._lock = threading.Lock()
+        self._undo: list[Callable[[], None]] = []
+        self._graphs_before: dict[str, int] = {}
+
+    def on_compilation(self, *, src: Any, metadata: dict[str, Any], cache_hit: bool, **_: Any) -> None:
+        """Triton's listener. Raises ColdKernel at a miss when the cache must be warm."""
+        name = str(metadata.get("name") or getattr(src, "name", "?"))
+        with self._lock:
+            (self.hits if cache_hit else self.misses).append(name)
+        if self.expect_warm and not cache_hit:
+            raise ColdKernel(cold_text(name))
+
+    def on_load(self, *_: Any, **__: Any) -> None:
+        """Triton's hook after a module was loaded."""
+        with self._lock:
+            self.loads += 1
+
+    def on_warning(self, message: str) -> None:
+        """Keep each distinct warning once, in order."""
+        with self._lock:
+            if message not in self.warnings:
+                self.warnings.append(message)
+
+    def graphs(self) -> dict[str, int]:
+        """Hits, misses and bypasses of Inductor's FX graph cache and the autograd cache since this observer was entered."""
+        return {name: count - self._graphs_before.get(name, 0) for name, count in _graph_counters().items()}
+
+    def slow_paths(self, cpu: bool) -> list[str]:
+        """Warnings that mean a slow path. On the CPU FLA's "roll back to CPU" at import is expected: the references run there."""
+        return [w for w in self.warnings if is_slow_path(w) and not (cpu and "roll back to cpu" in w.lower())]
+
+    def __enter__(self) -> "Observer":
+        show = warnings.showwarning
+
+        def showwarning(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+            self.on_warning(str(message))
+            show(message, *args, **kwargs)
+
+        warnings.showwarning = showwarning
+        self._undo.append(lambda: setattr(warnings, "showwarning", show))
+        collector = _Collector(self.on_warning)
+        for name in _LOGGERS:
+            logging.getLogger(name).addHandler(collector)
+            self._undo.append(lambda name=name: logging.getLogger(name).removeHandler(collector))  # type: ignore[misc]
+        self._watch_triton()
+        self._graphs_before = _graph_counters()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _watch_triton(self) -> None:
+        from triton import knobs
+
+        before = knobs.compilation.listener
+
+        def listener(**event: Any) -> None:
+            if before is not None:
+                before(**event)
+            self.on_compilation(**event)
+
+        knobs.compilation.listener = listener
+        self._undo.append(lambda: setattr(knobs.compilation, "listener", before))
+        knobs.runtime.kernel_load_end_hook.add(self.on_load)
+        self._undo.append(lambda: knobs.runtime.kernel_load_end_hook.remove(self.on_load))
+
+
+def cold_text(name: str) -> str:
+    """The sentence for a first miss."""
+    return (
+        f"kernel {name} was not in the kernel cache and had to be compiled. The cache was warmed for another shape, card, Triton or torch, "
+        "or lies elsewhere than TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR say: `blackwell kernels explain` says which part differs."
+    )
+
+
+def _graph_counters() -> dict[str, int]:
+    from torch._dynamo.utils import counters
+
+    return {
+        f"{short}_{event}": counters[group][f"{prefix}_{event}"]
+        for short, group, prefix in (("fx", "inductor", "fxgraph_cache"), ("autograd", "aot_autograd", "autograd_cache"))
+        for event in ("hit", "miss", "bypass")
+    }
