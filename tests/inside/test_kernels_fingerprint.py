@@ -80,7 +80,8 @@ def test_text_is_what_triton_puts_into_its_key() -> None:
 
 def test_command_prints_it_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from blackwell.fingerprint import main; code = main(['--capability', '12.0', '--capability', '10.0']);"
+        "import sys; from blackwell.fingerprint import main;"
+        "code = main(['--capability', '12.0', '--capability', '10.0']);"
         "heavy = {'torch', 'triton', 'fla'} & set(sys.modules); sys.exit(3 if heavy else code)"
     )
     runs = [

@@ -49,7 +49,10 @@ class Parts:
 
 
 def normalize_capabilities(capabilities: Iterable[str]) -> tuple[str, ...]:
-    """Sorted, without duplicates: ("12.0", "10.0", "12.0") -> ("10.0", "12.0"). Raises FingerprintError for "sm_120" and the like."""
+    """Sorted, without duplicates: ("12.0", "10.0", "12.0") -> ("10.0", "12.0").
+
+    Raises FingerprintError for an empty list and for other spellings such as "sm_120".
+    """
     seen: set[tuple[int, int]] = set()
     for text in capabilities:
         match = re.fullmatch(r"(\d+)\.(\d)", text.strip())
@@ -91,8 +94,8 @@ def version_text(program: Path | str) -> str | None:
 def assembler(name: str, environment: Mapping[str, str] = os.environ) -> Path:
     """The assembler that Triton really uses for `name` ("ptxas" or "ptxas-blackwell").
 
-    Triton asks TRITON_PTXAS_PATH or TRITON_PTXAS_BLACKWELL_PATH first and silently falls back to its bundled one when that
-    program does not run; so does this. Raises FingerprintError when neither runs.
+    Triton asks TRITON_PTXAS_PATH or TRITON_PTXAS_BLACKWELL_PATH first and silently falls back to its bundled one when
+    that program does not run; so does this. Raises FingerprintError when neither runs.
     """
     asked = environment.get(f"TRITON_{name.upper().replace('-', '_')}_PATH")
     bundled = package_directory("triton") / "backends" / "nvidia" / "bin" / name
@@ -105,7 +108,7 @@ def assembler(name: str, environment: Mapping[str, str] = os.environ) -> Path:
 def assembler_texts(capabilities: Sequence[str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Version texts of the assemblers for these capabilities, by name.
 
-    Below Blackwell, Inductor sets TRITON_PTXAS_PATH to `torch/bin/ptxas` when torch ships one, so that one counts as well.
+    Below Blackwell, Inductor sets TRITON_PTXAS_PATH to `torch/bin/ptxas` when torch ships one, so that one counts too.
     """
     texts: dict[str, str] = {}
     arches = [int(major) * 10 + int(minor) for major, minor in (c.split(".") for c in capabilities)]

@@ -1,0 +1,93 @@
+"""Runs at every start of the image's interpreter (a .pth file holds `import blackwell.startup`): importing it arms it.
+
+It puts one finder in front of the import system and does nothing else until torch or triton is imported. Then it lays
+the writable overlay over the baked kernel cache (`blackwell.overlay`), and after Triton's autotuner is loaded it makes
+that thread-safe (`blackwell.autotuner_race`). BLACKWELL_STARTUP=0 switches all of it off. It must stay far below 2 ms
+and never raise: whatever goes wrong here, the job still starts, only without the help.
+"""
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+CACHE_USERS = frozenset({"torch", "triton"})
+AUTOTUNER = "triton.runtime.autotuner"
+
+
+class _Finder:
+    """Meta path finder that finds nothing itself, but acts when certain modules are about to be imported."""
+
+    def __init__(self) -> None:
+        self.overlay_done = False
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        """Called for every import of a module that isn't loaded; None leaves it to the next finder."""
+        if name in CACHE_USERS:
+            if not self.overlay_done:
+                self.overlay_done = True
+                lay_overlay()
+        elif name == AUTOTUNER:
+            return _spec_that_arms(name, path)
+        return None
+
+
+def lay_overlay() -> None:
+    """Redirect the cache variables to the overlay; silent whatever happens."""
+    try:
+        from blackwell import overlay
+
+        overlay.apply()
+    except Exception:  # a broken overlay must not stop a job: it then reads the baked cache directly
+        pass
+
+
+def arm_autotuner() -> None:
+    """Close the autotuner's thread race in the loaded Triton; silent whatever happens."""
+    try:
+        from blackwell import autotuner_race
+
+        autotuner_race.arm()
+    except Exception:  # Triton as it is beats a job that doesn't start
+        pass
+
+
+def _spec_that_arms(name: str, path: "Sequence[str] | None") -> "ModuleSpec | None":
+    """The module's ordinary spec, whose loader calls `arm_autotuner` once the module has run."""
+    from importlib.machinery import PathFinder
+
+    spec = PathFinder.find_spec(name, path)
+    if spec is None or spec.loader is None:
+        return None
+    load = spec.loader.exec_module
+
+    def load_and_arm(module: "ModuleType") -> None:
+        load(module)
+        arm_autotuner()
+
+    try:
+        loader: Any = spec.loader
+        loader.exec_module = load_and_arm
+    except AttributeError:
+        return None
+    return spec
+
+
+def start() -> None:
+    """Put the finder in place, once; called by importing this module."""
+    if os.environ.get("BLACKWELL_STARTUP") == "0" or any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, _Finder())
+    if CACHE_USERS & sys.modules.keys():
+        lay_overlay()
+    if AUTOTUNER in sys.modules:
+        arm_autotuner()
+
+
+start()
