@@ -45,8 +45,8 @@ class Capability:
 class Base:
     """A base image: Debian bootstrapped by us (`suite`), or somebody's image by digest (`reference`).
 
-    `python` is the major.minor of the Python that it brings; `packages` are Debian packages of the runtime image,
-    `build_packages` those that only the extensions stage needs.
+    `python` is the major.minor of the Python that it brings; `packages` are the Debian packages put into a bootstrapped
+    base. A base by reference must bring that Python with its headers, and a C++ compiler.
     """
 
     name: str
@@ -55,7 +55,6 @@ class Base:
     reference: str = ""
     components: tuple[str, ...] = ("main",)
     packages: tuple[str, ...] = ()
-    build_packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,14 +226,18 @@ class DebianPackage:
 
 @dataclass(frozen=True, kw_only=True)
 class Lock:
-    """Everything that a build may install. `inputs` is the checksum of what the lock was made from."""
+    """Everything that a build may install.
+
+    `inputs` is the checksum of what the lock was made from; `epoch` (seconds, UTC) is when it was made, and is the one time
+    stamp that images built from it carry.
+    """
 
     name: str
     inputs: str
+    epoch: int
     platform: str
     base: str
     debian: tuple[DebianPackage, ...]
-    build_debian: tuple[DebianPackage, ...]
     distributions: tuple[Distribution, ...]
 
     @property

@@ -1,0 +1,233 @@
+"""Build one image: context, extension wheels, warm caches, final image. Nothing half-made stays behind.
+
+BuildKit runs up to three times on one context, so that later runs are served from its cache: the extension wheels go into the
+store, the facts that labels need come out of the warmed image, and only then is the image made and tagged.
+"""
+
+import json
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from builder.engine import docker, environment, host
+from builder.engine.process import Runner
+from builder.errors import BudgetError, BuildError, CommandError, HashMismatchError, InterruptedBuildError, NetworkError
+from builder.values import Image, Lock, checksum
+
+LABEL = "io.blackwell."
+Say = Callable[[str], None]
+
+_STEP = re.compile(r"^#(\d+) \[(?P<stage>[^\]]+?)\s*(\d+/\d+)?\] (?P<command>.*)$")
+_DONE = re.compile(r"^#(\d+) (?:DONE (?P<seconds>[\d.]+)s|CACHED)$")
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Follows BuildKit's plain output: says each step once, and adds up seconds by stage."""
+
+    say: Say
+    seconds: dict[str, float] = field(default_factory=dict)
+    _stages: dict[str, str] = field(default_factory=dict)
+    _announced: set[str] = field(default_factory=set)
+
+    def line(self, text: str) -> None:
+        """Take one line of BuildKit's output."""
+        if step := _STEP.match(text):
+            stage = step["stage"].split()[0]
+            self._stages[step[1]] = stage
+            if step[1] not in self._announced and stage != "internal":
+                self._announced.add(step[1])
+                command = re.sub(r"--mount=\S+\s*|\\|\s{2,}", "", step["command"])
+                self.say(f"{stage}: {command[:110]}")
+        elif done := _DONE.match(text):
+            stage = self._stages.get(done[1], "")
+            if stage and stage != "internal":
+                self.seconds[stage] = self.seconds.get(stage, 0.0) + float(done["seconds"] or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Everything that one build is made from: the image, its lock, the rendered files and the directories that go in."""
+
+    image: Image
+    lock: Lock
+    files: Mapping[str, str]
+    inside: Path
+    scripts: Path
+
+    @property
+    def inputs(self) -> str:
+        """Checksum of all inputs; an image that carries it as a label needs no build."""
+        trees = {str(p.relative_to(t)): p.read_bytes().hex() for t in (self.inside, self.scripts) for p in sorted(t.rglob("*")) if _goes_in(p)}
+        return checksum([dict(self.files), trees, [str(c) for c in self.image.capabilities]])
+
+    def wheel_key(self, gencode: str) -> str:
+        """Key of the compiled extensions: sources, torch, CUDA compiler, base (with its C++ compiler and Python), flags."""
+        compiled_with = [(d.name, d.version, d.hashes) for d in self.lock.distributions if d.layer in ("extensions", "compiler", "cuda", "cudnn", "torch")]
+        scripts = [(self.scripts / name).read_text() for name in ("extensions.sh", "nvcc")]
+        key = checksum([compiled_with, self.lock.base, [(p.name, p.version) for p in self.lock.debian], gencode, scripts, self.lock.platform])
+        return key.removeprefix("sha256:")[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a build ended with. `seconds` is by stage; an unchanged image has none."""
+
+    image: Image
+    digest: str
+    built: bool
+    seconds: Mapping[str, float]
+
+
+def _goes_in(path: Path) -> bool:
+    return path.is_file() and "__pycache__" not in path.parts
+
+
+def unchanged(engine: docker.Engine, work: Work) -> str | None:
+    """Digest of the local image if it was built from exactly these inputs, else None."""
+    found = docker.inspect(engine, work.image.tag)
+    labels = (found or {}).get("Config", {}).get("Labels") or {}
+    return str(found["Id"]) if found and labels.get(LABEL + "inputs") == work.inputs else None
+
+
+def build(run: Runner, engine: docker.Engine, work: Work, *, rootfs: Path | None, uv: Path, gencode: str, say: Say, log: Path) -> Result:
+    """Build and tag the image.
+
+    `rootfs` is the archive of a bootstrapped base (None for a base by reference), `uv` the tool for the image's platform,
+    `log` receives the full output. Raises BuildError (or a subclass that names the cause), BusyError, InterruptedBuildError.
+    """
+    store = host.store()
+    with ExitStack() as stack:
+        stack.enter_context(host.exclusive(work.image.id))
+        if digest := unchanged(engine, work):  # somebody else has just built it
+            return Result(image=work.image, digest=digest, built=False, seconds={})
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="builder-")))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        output = stack.enter_context(log.open("w"))
+        progress = Progress(say=say)
+
+        def on_line(line: str) -> None:
+            output.write(line + "\n")
+            output.flush()
+            progress.line(line)
+
+        context, secrets = folder / "context", _secrets(run, folder)
+        _write_context(context, work, rootfs, uv)
+        resources = host.resources(engine.root)
+        arguments = {"GENCODE": gencode, "JOBS": str(resources.jobs), "EXTENSIONS": "store"}
+
+        def request(target: str, **more: Any) -> None:
+            docker.build(run, engine, docker.BuildRequest(context=context, target=target, secrets=secrets, **more), on_line)
+
+        try:
+            if work.lock.layer("extensions"):
+                wheels = store / "wheels" / work.wheel_key(gencode)
+                if not wheels.is_dir():
+                    say(f"compiling extensions with {resources.jobs} jobs ({resources.cores} cores, {resources.memory / host.GB:.0f} GB of memory)")
+                    fresh = folder / "wheels"
+                    request("extensions-wheels", output=fresh, arguments={**arguments, "EXTENSIONS": "compile"})
+                    _keep(fresh, wheels)
+                shutil.copytree(wheels, context / "wheels", dirs_exist_ok=True)
+            facts = folder / "facts"
+            request("report", output=facts, arguments=arguments)
+            warm = json.loads((facts / "summary.json").read_text())
+            request("final", tag=work.image.tag, arguments=arguments, labels=labels(work, warm))
+        except CommandError as error:
+            raise _explain(error, log) from error
+        except KeyboardInterrupt:
+            raise InterruptedBuildError(
+                f"interrupted; no image {work.image.tag} was made, finished steps stay in Docker's build cache", hint="the same command goes on from there"
+            ) from None
+        found = docker.inspect(engine, work.image.tag)
+        assert found is not None
+        return Result(image=work.image, digest=str(found["Id"]), built=True, seconds=progress.seconds)
+
+
+def labels(work: Work, warm: Mapping[str, Any]) -> dict[str, str]:
+    """OCI labels of the image: what it is, what is warm in it, and what it was made from."""
+    image, lock = work.image, work.lock
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(lock.epoch))
+    oci = {
+        "title": f"Blackwell training image, torch {image.stack.torch}, Triton {image.stack.triton}",
+        "version": image.id,
+        "created": created,
+        "base.name": image.base.reference or f"debian:{image.base.suite}",
+    }
+    own = {
+        "id": image.id,
+        "inputs": work.inputs,
+        "lock": lock.checksum,
+        "capabilities": ",".join(str(c) for c in image.capabilities),
+        "driver-floor": image.stack.driver_floor,
+        **{f"version.{k}": v for k, v in image.versions.items()},
+        **{f"{k}": str(v) for k, v in warm.items()},
+        **({"override": f"triton {image.stack.triton} for {image.stack.triton_pin}"} if image.stack.override else {}),
+        **({"warnings": ",".join(r.id for r in image.rules)} if image.rules else {}),
+    }
+    return {**{f"org.opencontainers.image.{k}": v for k, v in oci.items()}, **{LABEL + k: v for k, v in own.items()}}
+
+
+def check_budget(image: Image, size: int, budget: int) -> None:
+    """Raise BudgetError when an image's compressed size (bytes) exceeds the budget of the matrix."""
+    if budget and size > budget:
+        raise BudgetError(
+            f"{image.tag} is {size / host.GB:.2f} GB with zstd, the budget of the matrix is {budget / host.GB:.2f} GB",
+            hint="see the layers with `builder report`; prune more in builder/layout/prune.toml, or raise the budget",
+        )
+
+
+def _secrets(run: Runner, folder: Path) -> dict[str, Path]:
+    """Files with what the host knows of indexes, proxies and certificates; empty where it knows nothing."""
+    network = folder / "network"
+    network.write_text(environment.secret_script(run))
+    network.chmod(0o600)
+    nothing = folder / "nothing"
+    nothing.touch()
+    return {"network": network, "ca": environment.ca_bundle() or nothing, "netrc": environment.netrc() or nothing, "uv": environment.uv_configuration() or nothing}
+
+
+def _write_context(context: Path, work: Work, rootfs: Path | None, uv: Path) -> None:
+    for name, text in work.files.items():
+        path = context / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(work.inside, context / "inside", ignore=ignore)
+    shutil.copytree(work.scripts, context / "build", ignore=ignore)
+    shutil.copy2(uv, context / "build" / "uv")
+    (context / "wheels").mkdir()
+    if rootfs:
+        (context / "rootfs.tar").hardlink_to(rootfs) if rootfs.stat().st_dev == context.stat().st_dev else shutil.copy2(rootfs, context / "rootfs.tar")
+
+
+def _keep(fresh: Path, kept: Path) -> None:
+    """Move a directory into the store, whole or not at all."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".part-") as part:
+        shutil.copytree(fresh, Path(part) / "tree")
+        (Path(part) / "tree").rename(kept)
+
+
+def _explain(error: CommandError, log: Path) -> BuildError:
+    """The build's failure in one sentence: which step, its last lines, and the cause where it is a known one."""
+    lines = [line for line in error.output.splitlines() if line.startswith("#")]
+    failed = next((m[1] for m in (re.match(r"^#(\d+) ERROR", line) for line in reversed(lines)) if m), "")
+    said = [re.sub(r"^#\d+ (?:[\d.]+ )?", "", line) for line in lines if failed and line.startswith(f"#{failed} ")]
+    tail = "\n".join(f"  {line}" for line in (said or error.output.splitlines())[-15:])
+    text = "\n".join(said) or error.output
+    known: tuple[tuple[type[BuildError], str, str, tuple[str, ...]], ...] = (
+        (HashMismatchError, "a downloaded distribution differs from the lock", "don't trust that index; or refresh the lock with `builder lock`", ("Hash mismatch", "DO NOT MATCH THE HASHES")),
+        (NetworkError, "the network or the index went away", "check the network, then run the same command: finished steps are kept", ("error sending request", "dns error", "Failed to fetch", "Connection refused", "timed out", "Temporary failure")),
+    )
+    for kind, cause, hint, marks in known:
+        if any(mark in text for mark in marks):
+            return kind(f"the build stopped: {cause}\n{tail}", hint=f"{hint} (full output: {log})")
+    if "no space left on device" in error.output.lower():
+        return BuildError(f"the build stopped: the disk is full\n{tail}", hint="free some with `docker builder prune`, then run the same command")
+    return BuildError(f"a step of the build failed:\n{tail}", hint=f"the full output is in {log}")

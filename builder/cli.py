@@ -1,0 +1,275 @@
+"""The `builder` command: plan, lock, render, build and verify pinned, prewarmed Blackwell training images."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from builder import build as building
+from builder import flow, lock, plan, render
+from builder.engine import docker, host, sizes
+from builder.engine.process import run
+from builder.errors import BuilderError, InterruptedBuildError, VerifyError
+from builder.values import Image
+
+OUT = Console()
+ERR = Console(stderr=True, highlight=False)
+F = TypeVar("F", bound=Callable[..., Any])
+
+AXIS_HELP = {
+    "triton": "Triton, a prefix such as 3.7.",
+    "torch": "torch, a prefix such as 2.12.",
+    "cuda": "CUDA, a prefix such as 13.0.",
+    "fla": "flash-linear-attention, a prefix.",
+    "conv1d": 'causal-conv1d, a prefix, or "none".',
+    "python": "Python, such as 3.13.",
+    "base": "Name of a base.",
+}
+
+
+def say(message: str) -> None:
+    """A line for a person, on stderr; with a time on a terminal's absence, so that logs can be read."""
+    ERR.print(message, markup=False, soft_wrap=True)
+
+
+def selection(command: F) -> F:
+    """Options that say which image is meant."""
+    options = [click.option(f"--{axis}", default="", metavar="VERSION", help=text) for axis, text in AXIS_HELP.items()]
+    options += [
+        click.option("--capability", "capabilities", multiple=True, metavar="X.Y", help="Compute capability; repeatable. Default: the matrix's set."),
+        click.option("--platform", type=click.Choice(["linux/amd64", "linux/arm64"]), default="linux/amd64", show_default=True, help="Platform of the image."),
+        click.option("--id", "id", default="", metavar="ID", help="An identifier, instead of all the above."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def as_json(command: F) -> F:
+    """The --json flag."""
+    decorated: F = click.option("--json", "json_", is_flag=True, help="Answer in JSON.")(command)
+    return decorated
+
+
+def request_of(options: dict[str, Any]) -> plan.Request:
+    """The request that the selection options make up."""
+    words = [c for text in options["capabilities"] for c in text.replace(",", " ").split()]
+    return plan.Request(**{**{axis: options[axis] for axis in AXIS_HELP}, "capabilities": tuple(words), "platform": options["platform"], "id": options["id"]})
+
+
+def answer(value: Any) -> None:
+    """Print JSON to stdout."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def describe(image: Image) -> dict[str, Any]:
+    """An image for machines."""
+    return {
+        "id": image.id,
+        "tag": image.tag,
+        "versions": image.versions,
+        "capabilities": [str(c) for c in image.capabilities],
+        "platform": image.platform,
+        "driver_floor": image.stack.driver_floor,
+        "override": image.stack.override,
+        "rules": [{"id": r.id, "verdict": r.verdict, "sentence": r.sentence, "url": r.url, "instead": r.instead} for r in image.rules],
+    }
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="builder")
+def cli() -> None:
+    """Pinned, prewarmed training images for NVIDIA Blackwell."""
+
+
+@cli.command("list")
+@selection
+@as_json
+def list_(json_: bool, **options: Any) -> None:
+    """List the images that the matrix allows.
+
+    Example: builder list --triton 3.7
+    """
+    project = flow.Project.find()
+    images = plan.resolve_all(project.matrix(), request_of(options))
+    if json_:
+        answer([{**describe(i), "locked": project.lock_path(i).exists()} for i in images])
+        return
+    table = Table("identifier", "locked", "warnings", box=None, pad_edge=False)
+    for image in images:
+        table.add_row(image.id, "yes" if project.lock_path(image).exists() else "no", ", ".join(r.id for r in image.rules))
+    Console(width=200 if not OUT.is_terminal else None).print(table)
+
+
+@cli.command("plan")
+@selection
+@as_json
+def plan_(json_: bool, **options: Any) -> None:
+    """Say which image a request means, by which defaults, and which rules spoke.
+
+    Example: builder plan --triton 3.7 --json
+    """
+    try:
+        image = flow.choose(flow.Project.find(), request_of(options))
+    except BuilderError as error:
+        if json_:
+            answer({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
+            sys.exit(error.exit_code)
+        raise
+    if json_:
+        answer({**describe(image), "defaults": list(image.defaults_used)})
+        return
+    OUT.print(image_table(image))
+    for reason in image.defaults_used:
+        OUT.print(f"default: {reason}", markup=False)
+    for rule in image.rules:
+        OUT.print(f"{rule.verdict}: {rule.sentence} ({rule.url}) Instead: {rule.instead}", markup=False, soft_wrap=True)
+
+
+def image_table(image: Image) -> Table:
+    """Identifier, tag, versions and capabilities as a table."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("identifier", image.id)
+    table.add_row("tag", image.tag)
+    for axis, version in image.versions.items():
+        table.add_row(axis, version)
+    table.add_row("capabilities", ", ".join(str(c) for c in image.capabilities))
+    table.add_row("NVIDIA driver", f"{image.stack.driver_floor} or newer")
+    if image.stack.override:
+        table.add_row("override", f"torch pins Triton {image.stack.triton_pin}")
+    return table
+
+
+@cli.command("lock")
+@selection
+@click.option("--check", is_flag=True, help="Only say whether the lock is there and fresh.")
+def lock_(check: bool, **options: Any) -> None:
+    """Resolve an image and write its lock: every distribution and Debian package, with versions and hashes.
+
+    Example: builder lock --triton 3.7
+    """
+    project = flow.Project.find()
+    image = flow.choose(project, request_of(options))
+    made = flow.read_lock(project, image) if check else flow.make_lock(run, project, image, say)
+    click.echo(f"{project.lock_path(image).relative_to(project.root)}: {len(made.distributions)} distributions, {len(made.debian)} Debian packages")
+
+
+@cli.command("render")
+@selection
+@click.option("--output", type=click.Path(file_okay=False), help="Write the whole rendered context here instead of printing the Dockerfile.")
+def render_(output: str | None, **options: Any) -> None:
+    """Render an image's Dockerfile from its lock.
+
+    Example: builder render --triton 3.7 > Dockerfile
+    """
+    from pathlib import Path
+
+    project = flow.Project.find()
+    image = flow.choose(project, request_of(options))
+    locked = flow.read_lock(project, image)
+    if output is None:
+        click.echo(render.dockerfile(project.template(), image, locked), nl=False)
+        return
+    for name, text in flow.render_context(project, image, locked).items():
+        path = Path(output) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    say(f"wrote the rendered files to {output}")
+
+
+@cli.command("build")
+@selection
+@as_json
+def build_(json_: bool, **options: Any) -> None:
+    """Build an image from its lock; ends at once when nothing has changed.
+
+    Example: builder build --triton 3.7 --capability 12.0
+    """
+    project = flow.Project.find()
+    image = flow.choose(project, request_of(options))
+    for rule in image.rules:
+        say(f"warning: {rule.sentence} ({rule.url})")
+    result = flow.build_image(run, project, image, say)
+    engine = docker.ensure(run, say)
+    layers = sizes.measure(engine, image.tag, host.store())
+    compressed = sum(layer.compressed["zstd"] for layer in layers)
+    building.check_budget(image, compressed, project.matrix().budget)
+    if json_:
+        answer({
+            **describe(image), "digest": result.digest, "built": result.built, "seconds": dict(result.seconds),
+            "size": sum(layer.size for layer in layers), "size_zstd": compressed,
+        })
+        return
+    OUT.print(image_table(image))
+    table = Table("layer", "size", "zstd", box=None, pad_edge=False)
+    for layer in layers:
+        table.add_row(layer_name(layer.created_by), f"{layer.size / 1e6:,.0f} MB", f"{layer.compressed['zstd'] / 1e6:,.0f} MB")
+    table.add_row("all", f"{sum(x.size for x in layers) / 1e6:,.0f} MB", f"{compressed / 1e6:,.0f} MB")
+    OUT.print(table)
+    if result.built:
+        times = Table("stage", "time", box=None, pad_edge=False)
+        for stage, seconds in result.seconds.items():
+            times.add_row(stage, f"{seconds:,.0f} s")
+        OUT.print(times)
+    else:
+        OUT.print("unchanged: nothing was built")
+    OUT.print(f"run it: docker run --rm -it --gpus all {image.tag}", markup=False, soft_wrap=True)
+
+
+def layer_name(created_by: str) -> str:
+    """A layer's step in a few words."""
+    import re
+
+    if layer := re.search(r"layers/(\w+)", created_by):
+        return layer[1]
+    words = re.sub(r"--mount=\S+\s*|/bin/sh -c|#.*|\s{2,}", " ", created_by).strip()
+    return words[:60] or "-"
+
+
+@cli.command("engine")
+@click.option("--empty-store", is_flag=True, help="Remove stored wheels, root file systems, sizes and logs.")
+@as_json
+def engine_(empty_store: bool, json_: bool) -> None:
+    """Find, or install and start, a Docker Engine; say what builds can use, and where they keep things.
+
+    Example: builder engine
+    """
+    if empty_store:
+        click.echo(f"{host.store()}: freed {host.empty_store() / 1e6:,.0f} MB")
+        return
+    engine = docker.ensure(run, say)
+    found = host.resources(engine.root)
+    facts = {
+        "version": engine.version, "client": str(engine.client), "platform": engine.platform, "root": str(engine.root),
+        "free_disk": found.disk, "memory": found.memory, "cores": found.cores, "compile_jobs": found.jobs, "store": str(host.store()),
+    }
+    if json_:
+        answer(facts)
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, value in facts.items():
+        table.add_row(key.replace("_", " "), f"{value / 1e9:,.1f} GB" if key in ("free_disk", "memory") else str(value))
+    OUT.print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point: an error becomes its sentence, its hint and its exit code."""
+    try:
+        cli.main(args=None if argv is None else list(argv), prog_name="builder", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(InterruptedBuildError.exit_code)
+    except KeyboardInterrupt:
+        say("interrupted")
+        sys.exit(InterruptedBuildError.exit_code)
+    except BuilderError as error:
+        say(f"error: {error.message}")
+        if error.hint:
+            say(f"hint: {error.hint}")
+        sys.exit(error.exit_code)

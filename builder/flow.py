@@ -1,0 +1,135 @@
+"""Joins the rooms for the command line: matrix -> plan -> lock -> render -> build. Files of the repository are opened here."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from builder import arch, build, layout, lock, matrix, plan, render
+from builder.engine import debian, docker, host, uv
+from builder.engine.process import Runner
+from builder.errors import LockMissingError
+from builder.inside_data import cards_for
+from builder.values import Image, Lock, Matrix
+
+HOST_TOOLS = {"mmdebstrap": "mmdebstrap", "zstd": "zstd"}
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """Where the repository's own files lie."""
+
+    root: Path
+
+    @classmethod
+    def find(cls) -> "Project":
+        """The repository: BUILDER_ROOT, else the one that this package lies in."""
+        return cls(root=Path(os.environ.get("BUILDER_ROOT", Path(__file__).resolve().parent.parent)))
+
+    @property
+    def matrices(self) -> Path:
+        """Directory of the matrix files and locks."""
+        return self.root / "matrices"
+
+    @property
+    def inside(self) -> Path:
+        """Directory of the code that goes into images."""
+        return self.root / "builder" / "inside"
+
+    @property
+    def scripts(self) -> Path:
+        """Directory of the scripts that build steps run."""
+        return self.root / "builder" / "layout" / "build"
+
+    def template(self) -> str:
+        """Text of the Dockerfile template."""
+        return (self.root / "Dockerfile.j2").read_text()
+
+    def lock_path(self, image: Image) -> Path:
+        """Where an image's lock lies."""
+        return self.matrices / "locks" / f"{image.lock_name}.lock.toml"
+
+    def matrix(self) -> Matrix:
+        """The version matrix. Raises MatrixError."""
+        return matrix.load(self.matrices)
+
+    def log_path(self, image: Image) -> Path:
+        """Where the full output of an image's build goes."""
+        return host.store() / "logs" / f"{image.id}.log"
+
+
+def choose(project: Project, request: plan.Request) -> Image:
+    """The image that a request means."""
+    return plan.resolve(project.matrix(), request)
+
+
+def read_lock(project: Project, image: Image) -> Lock:
+    """The image's lock, checked against its present inputs. Raises LockMissingError or LockStaleError."""
+    path = project.lock_path(image)
+    if not path.exists():
+        raise LockMissingError(f"{image.lock_name} has no lock", hint=f"make it with `builder lock --id {image.lock_name}` and commit it")
+    found = lock.loads(path.read_text(), where=str(path.relative_to(project.root)))
+    lock.check(found, image, layout.layers())
+    return found
+
+
+def make_lock(run: Runner, project: Project, image: Image, say: Callable[[str], None]) -> Lock:
+    """Resolve an image anew and write its lock, whole or not at all."""
+    say(f"resolving {image.lock_name}")
+    epoch = int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
+    packages: Sequence[debian.DebianPackage] = ()
+    path = project.lock_path(image)
+    old = lock.loads(path.read_text(), where=path.name) if path.exists() else None
+    resolver = partial(uv.resolve, run, python=image.base.python, platform=image.platform)
+    fresh = lock.make(image, layout.layers(), resolver, (), epoch)
+    if not image.base.reference:
+        require_host_tools(run, say)
+        packages = debian.simulate(run, image.base, image.arch)
+    fresh = replace(fresh, debian=tuple(packages))
+    if old and replace(old, epoch=epoch) == fresh:  # nothing moved: the lock, and with it every layer, stays as it is
+        return old
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(lock.dumps(fresh))
+    part.rename(path)
+    return fresh
+
+
+def render_context(project: Project, image: Image, locked: Lock) -> Mapping[str, str]:
+    """All rendered files of the image's build context."""
+    return render.context(project.template(), image, locked, layout.removals(), cards_for(project.inside, image.capabilities))
+
+
+def require_host_tools(run: Runner, say: Callable[[str], None]) -> None:
+    """Install the host's own tools where they are missing."""
+    docker.require_tools(run, say, HOST_TOOLS)
+    if not KEYRING.exists():
+        docker.install(run, say, ("debian-archive-keyring",))
+
+
+def work_of(project: Project, image: Image, locked: Lock) -> build.Work:
+    """What a build of the image is made from."""
+    return build.Work(image=image, lock=locked, files=render_context(project, image, locked), inside=project.inside, scripts=project.scripts)
+
+
+def build_image(run: Runner, project: Project, image: Image, say: Callable[[str], None]) -> build.Result:
+    """Build an image from its lock, or find that it is there unchanged."""
+    locked = read_lock(project, image)
+    work = work_of(project, image, locked)
+    engine = docker.ensure(run, say)
+    if digest := build.unchanged(engine, work):
+        return build.Result(image=image, digest=digest, built=False, seconds={})
+    require_host_tools(run, say)
+    host.check_resources(host.resources(engine.root))
+    store = host.store()
+    rootfs = None
+    if not image.base.reference:
+        say(f"base: bootstrapping {image.base.suite} from Debian packages")
+        rootfs = debian.locked_rootfs(run, image.base, image.arch, locked.epoch, locked.debian, store / "bases")
+    tool = uv.tool(run, lock.requirements_text(locked.layer("tools")), python=image.base.python, platform=image.platform, store=store / "tools")
+    return build.build(
+        run, engine, work, rootfs=rootfs, uv=tool, gencode=arch.gencode(image.capabilities), say=say, log=project.log_path(image)
+    )
