@@ -114,17 +114,13 @@ def load(directory: Path) -> Matrix:
                 data[key] = [*data[key], *value]
             else:
                 problems.append(f"{file.name}: {key}: stands in another file too")
-            labels.setdefault(key, []).extend(
-                f"{file.name}: {key}[{i}]" for i in range(len(value) if isinstance(value, list) else 0)
-            )
+            labels.setdefault(key, []).extend(f"{file.name}: {key}[{i}]" for i in range(len(value) if isinstance(value, list) else 0))
     if not data and not problems:
         problems.append(f"{directory}: no TOML file is here")
     return from_dict(data, labels=labels, problems=problems)
 
 
-def from_dict(
-    data: Mapping[str, Any], *, labels: Mapping[str, Sequence[str]] | None = None, problems: Sequence[str] = ()
-) -> Matrix:
+def from_dict(data: Mapping[str, Any], *, labels: Mapping[str, Sequence[str]] | None = None, problems: Sequence[str] = ()) -> Matrix:
     """Check everything and build the matrix.
 
     `labels` says how errors call each row (file and index), `problems` are those met before. Raises MatrixError with all
@@ -204,7 +200,7 @@ def _stack_contradictions(stacks: Iterable[tuple[str, dict[str, Any]]]) -> Itera
             yield f"{path}: takes its compiler from `toolkit` or from `devel_image`, not from both"
         compiler = {pin.partition("==")[0]: pin.partition("==")[2] for pin in row.get("toolkit", [])}
         if row.get("conv1d") != "none" and "devel_image" not in row and "nvidia-cuda-nvcc" not in compiler:
-            yield f"{path}: has no compiler for causal-conv1d: `toolkit` with nvidia-cuda-nvcc, `devel_image`, or conv1d = \"none\""
+            yield f'{path}: has no compiler for causal-conv1d: `toolkit` with nvidia-cuda-nvcc, `devel_image`, or conv1d = "none"'
         nvcc = compiler.get("nvidia-cuda-nvcc", row["cuda"])
         if nvcc.split(".")[:2] != row["cuda"].split("."):
             yield f"{path}.toolkit: nvcc {nvcc} is not of torch's CUDA {row['cuda']}"
@@ -224,8 +220,11 @@ def _meets(when: Mapping[str, Any], rows: Rows, platforms: Iterable[str]) -> boo
 
     conv1ds = {row["version"] for _, row in rows["conv1d"] if fits({"conv1d": row["version"]})}
     none = fits({"conv1d": "none"})
-    stacks = ({axis: row[axis] for axis in ("cuda", "torch", "triton")} | {"override": str("triton_pin" in row).lower()}
-              for _, row in rows["stacks"] if (none if row.get("conv1d") else conv1ds))  # fmt: skip
+    stacks = (
+        {"cuda": row["cuda"], "torch": row["torch"], "triton": row["triton"], "override": str("triton_pin" in row).lower()}
+        for _, row in rows["stacks"]
+        if (none if row.get("conv1d") else conv1ds)
+    )
     return (
         any(map(fits, stacks))
         and any(fits({"fla": row["version"], "transformers": row["transformers"]}) for _, row in rows["fla"])
@@ -236,7 +235,7 @@ def _meets(when: Mapping[str, Any], rows: Rows, platforms: Iterable[str]) -> boo
 
 def _build(rows: Rows, settings: Mapping[str, Any]) -> Matrix:
     """Turn sound rows into frozen values."""
-    frozen = {
+    frozen: dict[str, list[dict[str, Any]]] = {
         key: [{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for _, row in rows[key]] for key in rows
     }
     defaults = {axis: value for axis, value in settings["defaults"].items() if axis != "capabilities"}

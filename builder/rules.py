@@ -34,9 +34,5 @@ def applies(condition: Condition, facts: Mapping[str, str], capabilities: Iterab
 def speaking(rules: Iterable[Rule], facts: Mapping[str, str], capabilities: Iterable[Capability]) -> tuple[RuleVerdict, ...]:
     """The verdicts of all rules that apply, refusals first."""
     asked = frozenset(capabilities)
-    spoken = [
-        RuleVerdict(id=r.id, verdict=r.verdict, sentence=r.sentence, url=r.url, instead=r.instead)
-        for r in rules
-        if applies(r.when, facts, asked)
-    ]
+    spoken = [RuleVerdict(id=r.id, verdict=r.verdict, sentence=r.sentence, url=r.url, instead=r.instead) for r in rules if applies(r.when, facts, asked)]
     return tuple(sorted(spoken, key=lambda verdict: verdict.verdict != "refuse"))
