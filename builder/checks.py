@@ -1,4 +1,8 @@
-"""Checks of single values and tables of the matrix files. A check answers with what is wrong, or with an empty string."""
+"""Checks of single values and tables of the matrix files.
+
+A check answers with what is wrong, or with an empty string. Problems inside of a list or table are a line each, and begin
+with the rest of the path ("[2]: ...", ".name: ...").
+"""
 
 import difflib
 import re
@@ -85,9 +89,8 @@ def listing(check_item: Check) -> Check:
     def check(value: Any) -> str:
         if not isinstance(value, list) or not value:
             return f"must be a list with something in it, not {value!r}"
-        wrong = [f"[{i}] {problem}" for i, item in enumerate(value) if (problem := check_item(item))]
-        wrong += [f"[{i}] {item!r} is there twice" for i, item in enumerate(value) if item in value[:i]]
-        return "; ".join(wrong)
+        wrong = [f"[{i}]: {problem}" for i, item in enumerate(value) if (problem := check_item(item))]
+        return "\n".join(wrong + [f"[{i}]: {item!r} is there twice" for i, item in enumerate(value) if item in value[:i]])
 
     return check
 
@@ -100,7 +103,9 @@ def table(path: str, value: Any, required: Mapping[str, Check], optional: Mappin
     known = {**required, **optional}
     found = [f"{prefix}{key}: unknown key{meant(key, known)}" for key in value if key not in known]
     found += [f"{prefix}{key}: is missing" for key in required if key not in value]
-    found += [f"{prefix}{key}: {wrong}" for key, check in known.items() if key in value and (wrong := check(value[key]))]
+    for key, check in known.items():
+        problems = check(value[key]).splitlines() if key in value else []
+        found += [f"{prefix}{key}{problem}" if problem[0] in ".[" else f"{prefix}{key}: {problem}" for problem in problems]
     return found
 
 

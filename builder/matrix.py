@@ -3,97 +3,16 @@
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from builder import checks
-from builder.checks import Check
 from builder.errors import MatrixError
+from builder.rows import IDENTITY, ROWS, SETTINGS
 from builder.rules import holds
-from builder.values import Base, Capability, Condition, Exclude, Fla, Matrix, Platform, Rule, Stack, Verdict
+from builder.values import Base, Capability, Condition, Exclude, Fla, Matrix, Rule, Stack
 
 Rows = Mapping[str, list[tuple[str, dict[str, Any]]]]
 """Well-formed rows by key, each with the path that errors call it by."""
-
-_NAME = checks.matching(r"[a-z0-9][a-z0-9.-]*", "a name of small letters, digits, dots and dashes")
-_DIGEST = checks.matching(r"\S+@sha256:[0-9a-f]{64}", "an image by digest, repository@sha256:<64 hex digits>")
-_PLATFORM = checks.one_of(get_args(Platform))
-_CONDITIONS: dict[str, Check] = {
-    **dict.fromkeys(("cuda", "torch", "triton", "fla", "conv1d", "transformers", "python"), checks.specifier),
-    "base": checks.text,
-    "platform": _PLATFORM,
-    "override": checks.boolean,
-    "capabilities": checks.listing(checks.capability),
-}
-
-
-def _when(value: Any) -> str:
-    wrong = checks.table("", value, {}, _CONDITIONS)
-    return "; ".join(wrong) if wrong or value else "must name at least one axis"
-
-
-# Arrays of tables: required keys, optional keys.
-_ROWS: dict[str, tuple[dict[str, Check], dict[str, Check]]] = {
-    "bases": (
-        {"name": _NAME, "python": checks.matching(r"3\.\d+", "a Python such as 3.13")},
-        {
-            "suite": _NAME,
-            "reference": _DIGEST,
-            "components": checks.listing(_NAME),
-            "packages": checks.listing(checks.matching(r"[a-z0-9][a-z0-9.+-]+", "a Debian package")),
-        },
-    ),
-    "stacks": (
-        {
-            "cuda": checks.matching(r"\d+\.\d+", "a CUDA release as major.minor"),
-            "torch": checks.version,
-            "triton": checks.version,
-            "driver_floor": checks.matching(r"\d+(\.\d+)+", "an NVIDIA driver version"),
-        },
-        {
-            "triton_pin": checks.version,
-            "reason": checks.text,
-            "toolkit": checks.listing(checks.matching(r"[a-z0-9-]+==[0-9][0-9a-z.]*", "a pinned distribution, name==version")),
-            "devel_image": _DIGEST,
-            "conv1d": checks.one_of(["none"]),
-            "default_for": checks.listing(checks.one_of(["cuda", "torch", "triton"])),
-        },
-    ),
-    "fla": ({"version": checks.version, "transformers": checks.version}, {}),
-    "conv1d": ({"version": checks.version}, {}),
-    "excludes": ({"when": _when, "reason": checks.text}, {}),
-    "rules": (
-        {
-            "id": _NAME,
-            "when": _when,
-            "verdict": checks.one_of(get_args(Verdict)),
-            "sentence": checks.text,
-            "url": checks.matching(r"https://\S+", "an https address"),
-            "instead": checks.text,
-        },
-        {},
-    ),
-}
-# What makes a row the same as another.
-_IDENTITY = {
-    "bases": ("name",),
-    "stacks": ("cuda", "torch", "triton", "conv1d"),
-    "fla": ("version",),
-    "conv1d": ("version",),
-    "excludes": ("when",),
-    "rules": ("id",),
-}
-_DEFAULTS: dict[str, Check] = {
-    "base": checks.text,
-    "fla": checks.version,
-    "conv1d": checks.version,
-    "capabilities": checks.listing(checks.capability),
-}
-_SETTINGS: dict[str, Check] = {
-    "capabilities": checks.listing(checks.capability),
-    "platforms": checks.listing(_PLATFORM),
-    "budget_zstd_bytes": checks.size,
-    "defaults": lambda value: "; ".join(checks.table("", value, _DEFAULTS, {})),
-}
 
 
 def load(directory: Path) -> Matrix:
@@ -110,7 +29,7 @@ def load(directory: Path) -> Matrix:
         for key, value in content.items():
             if key not in data:
                 data[key] = value
-            elif key in _ROWS and isinstance(value, list) and isinstance(data[key], list):
+            elif key in ROWS and isinstance(value, list) and isinstance(data[key], list):
                 data[key] = [*data[key], *value]
             else:
                 problems.append(f"{file.name}: {key}: stands in another file too")
@@ -129,9 +48,9 @@ def from_dict(data: Mapping[str, Any], *, labels: Mapping[str, Sequence[str]] | 
     found = list(problems)
     # A file that can't be read would make everything in it look missing: say only what is wrong with the others.
     partial = bool(problems)
-    rows: dict[str, list[tuple[str, dict[str, Any]]]] = {key: [] for key in _ROWS}
-    found += [f"{key}: unknown key{checks.meant(key, [*_ROWS, *_SETTINGS])}" for key in data if key not in {*_ROWS, *_SETTINGS}]
-    for key, (required, optional) in _ROWS.items():
+    rows: dict[str, list[tuple[str, dict[str, Any]]]] = {key: [] for key in ROWS}
+    found += [f"{key}: unknown key{checks.meant(key, [*ROWS, *SETTINGS])}" for key in data if key not in {*ROWS, *SETTINGS}]
+    for key, (required, optional) in ROWS.items():
         value = data.get(key, [])
         if not isinstance(value, list):
             found.append(f"{key}: must be an array of tables, [[{key}]]")
@@ -144,8 +63,8 @@ def from_dict(data: Mapping[str, Any], *, labels: Mapping[str, Sequence[str]] | 
             found += wrong
             if not wrong:
                 rows[key].append((path, row))
-    settings = {key: data[key] for key in _SETTINGS if key in data}
-    found += checks.table("", settings, {} if partial else _SETTINGS, _SETTINGS)
+    settings = {key: data[key] for key in SETTINGS if key in data}
+    found += checks.table("", settings, {} if partial else SETTINGS, SETTINGS)
     sound = not found
     found += _row_contradictions(rows)
     if sound:
@@ -158,7 +77,7 @@ def from_dict(data: Mapping[str, Any], *, labels: Mapping[str, Sequence[str]] | 
 
 def _row_contradictions(rows: Rows) -> Iterator[str]:
     """Problems of and between well-formed rows: duplicates, two defaults for one thing, images that can't be built."""
-    for key, names in _IDENTITY.items():
+    for key, names in IDENTITY.items():
         first: dict[str, str] = {}
         for path, row in rows[key]:
             other = first.setdefault(repr([row.get(name) for name in names]), path)
