@@ -70,7 +70,7 @@ class Work:
     def wheel_key(self, gencode: str) -> str:
         """Key of the compiled extensions: sources, torch, CUDA compiler, base (with its C++ compiler and Python), flags."""
         compiled_with = [(d.name, d.version, d.hashes) for d in self.lock.distributions if d.layer in ("extensions", "compiler", "cuda", "cudnn", "torch")]
-        scripts = [(self.scripts / name).read_text() for name in ("extensions.sh", "nvcc")]
+        scripts = [(self.scripts / "extensions" / name).read_text() for name in ("extensions.sh", "nvcc")]
         key = checksum([compiled_with, self.lock.base, [(p.name, p.version) for p in self.lock.debian], gencode, scripts, self.lock.platform])
         return key.removeprefix("sha256:")[:16]
 
@@ -200,7 +200,7 @@ def _write_context(context: Path, work: Work, rootfs: Path | None, uv: Path) -> 
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(work.inside, context / "inside", ignore=ignore)
     shutil.copytree(work.scripts, context / "build", ignore=ignore)
-    shutil.copy2(uv, context / "build" / "uv")
+    shutil.copy2(uv, context / "build" / "install" / "uv")
     (context / "wheels").mkdir()
     if rootfs:
         (context / "rootfs.tar").hardlink_to(rootfs) if rootfs.stat().st_dev == context.stat().st_dev else shutil.copy2(rootfs, context / "rootfs.tar")

@@ -6,7 +6,7 @@ site=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 CUDA_HOME=$(dirname "$(dirname "$(find "$site/nvidia" -name nvcc -path '*/bin/nvcc' -print -quit)")")
 [ -x "$CUDA_HOME/bin/nvcc" ] || { echo "builder: the extensions stage has no nvcc: the row's toolkit must name the whole compiler" >&2; exit 1; }
 mv "$CUDA_HOME/bin/nvcc" "$CUDA_HOME/bin/nvcc.real"
-cp /opt/build/nvcc "$CUDA_HOME/bin/nvcc"
+cp /opt/build/extensions/nvcc "$CUDA_HOME/bin/nvcc"
 chmod 755 "$CUDA_HOME/bin/nvcc"
 # The CUDA wheels have no lib64 and no unversioned names, which the linker asks for.
 ln -s lib "$CUDA_HOME/lib64"

@@ -1,7 +1,7 @@
 # wheels.sh DIRECTORY: install the compiled extensions and load each, so that a symbol missing from this torch is found now.
 set -eu
-export PYC_INVALIDATION_MODE=unchecked-hash
-/opt/build/uv pip install --quiet --offline --no-deps --link-mode copy --compile-bytecode "$1"/*.whl
+export PYC_INVALIDATION_MODE=UNCHECKED_HASH
+/opt/build/install/uv pip install --quiet --offline --no-deps --link-mode copy --compile-bytecode "$1"/*.whl
 mkdir -p /opt/blackwell/extensions
 cp "$1"/*.txt /opt/blackwell/extensions/
 python - "$1" <<'PYTHON'
@@ -17,4 +17,4 @@ for wheel in pathlib.Path(sys.argv[1]).glob("*.whl"):
             print(f"loaded {module} against torch {torch.__version__}")
 PYTHON
 find /opt/venv/lib -name '__pycache__' -newermt "@$SOURCE_DATE_EPOCH" -path '*/__main__*' -delete
-sh /opt/build/times.sh /opt/venv /opt/blackwell
+sh /opt/build/install/times.sh /opt/venv /opt/blackwell

@@ -5,4 +5,4 @@ printf '/opt/blackwell/inside\nimport blackwell.startup\n' > "$site/blackwell.pt
 printf '#!/opt/venv/bin/python\nimport sys\nfrom blackwell.cli import main\nsys.exit(main())\n' > /opt/venv/bin/blackwell
 chmod 755 /opt/venv/bin/blackwell /opt/blackwell/entrypoint
 BLACKWELL_STARTUP=0 python -m compileall -q --invalidation-mode unchecked-hash /opt/blackwell/inside
-sh /opt/build/times.sh /opt/venv /opt/blackwell
+sh /opt/build/install/times.sh /opt/venv /opt/blackwell

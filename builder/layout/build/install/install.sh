@@ -1,8 +1,8 @@
 # install.sh LAYER: install LAYER/requirements.txt (every hash checked), then remove the dead weight that LAYER/prune.txt names.
 set -eu
 layer=$1
-export PYC_INVALIDATION_MODE=unchecked-hash  # byte code that is never stale and carries no times
-/opt/build/uv pip install --quiet --no-deps --require-hashes --no-build --link-mode copy --compile-bytecode -r "$layer/requirements.txt"
+export PYC_INVALIDATION_MODE=UNCHECKED_HASH  # byte code that is never stale and carries no times
+/opt/build/install/uv pip install --quiet --no-deps --require-hashes --no-build --link-mode copy --compile-bytecode -r "$layer/requirements.txt"
 if [ -s "$layer/prune.txt" ]; then
     cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
     while IFS= read -r glob; do
@@ -10,4 +10,4 @@ if [ -s "$layer/prune.txt" ]; then
         rm -rf -- $glob
     done < "$layer/prune.txt"
 fi
-sh /opt/build/times.sh /opt/venv
+sh /opt/build/install/times.sh /opt/venv
