@@ -46,8 +46,10 @@ def specifier(value: Any) -> str:
 
 def capability(value: Any) -> str:
     """A compute capability such as "12.0"."""
+    if not isinstance(value, str):
+        return f"must be a compute capability in quotes, not {value!r}"
     try:
-        Capability.parse(value if isinstance(value, str) else repr(value))
+        Capability.parse(value)
     except ValueError as error:
         return str(error)
     return ""

@@ -9,7 +9,7 @@ from builder.values import Platform, Verdict
 _NAME = checks.matching(r"[a-z0-9][a-z0-9.-]*", "a name of small letters, digits, dots and dashes")
 _DIGEST = checks.matching(r"\S+@sha256:[0-9a-f]{64}", "an image by digest, repository@sha256:<64 hex digits>")
 _PLATFORM = checks.one_of(get_args(Platform))
-_CONDITIONS: dict[str, Check] = {
+CONDITIONS: dict[str, Check] = {
     **dict.fromkeys(("cuda", "torch", "triton", "fla", "conv1d", "transformers", "python"), checks.specifier),
     "base": checks.text,
     "platform": _PLATFORM,
@@ -56,11 +56,11 @@ ROWS: dict[str, tuple[dict[str, Check], dict[str, Check]]] = {
     ),
     "fla": ({"version": checks.version, "transformers": checks.version}, {}),
     "conv1d": ({"version": checks.version}, {}),
-    "excludes": ({"when": _table({}, _CONDITIONS), "reason": checks.text}, {}),
+    "excludes": ({"when": _table({}, CONDITIONS), "reason": checks.text}, {}),
     "rules": (
         {
             "id": _NAME,
-            "when": _table({}, {**_CONDITIONS, "capabilities": checks.listing(checks.capability)}),
+            "when": _table({}, {**CONDITIONS, "capabilities": checks.listing(checks.capability)}),
             "verdict": checks.one_of(get_args(Verdict)),
             "sentence": checks.text,
             "url": checks.matching(r"https://\S+", "an https address"),
