@@ -19,7 +19,9 @@ def gencode(capabilities: Sequence[Capability]) -> str:
     targets = extension_targets(capabilities)
     flags = [f"-gencode arch=compute_{c.major}{c.minor},code={c.sm}" for c in targets]
     newest = targets[-1]
-    return " ".join([*flags, f"-gencode arch=compute_{newest.major}{newest.minor},code=compute_{newest.major}{newest.minor}"])
+    return " ".join(
+        [*flags, f"-gencode arch=compute_{newest.major}{newest.minor},code=compute_{newest.major}{newest.minor}"]
+    )
 
 
 def triton_targets(capabilities: Sequence[Capability]) -> tuple[int, ...]:

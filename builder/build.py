@@ -1,7 +1,7 @@
 """Build one image: context, extension wheels, warm caches, final image. Nothing half-made stays behind.
 
-BuildKit runs up to three times on one context, so that later runs are served from its cache: the extension wheels go into the
-store, the facts that labels need come out of the warmed image, and only then is the image made and tagged.
+BuildKit runs up to four times on one context, so that later runs are served from its cache: the extension wheels go into the
+store, the kernel cache's name and the facts that labels need come out, and only then is the image made and tagged.
 """
 
 import json
@@ -64,14 +64,32 @@ class Work:
     @property
     def inputs(self) -> str:
         """Checksum of all inputs; an image that carries it as a label needs no build."""
-        trees = {str(p.relative_to(t)): p.read_bytes().hex() for t in (self.inside, self.scripts) for p in sorted(t.rglob("*")) if _goes_in(p)}
+        trees = {
+            str(p.relative_to(t)): p.read_bytes().hex()
+            for t in (self.inside, self.scripts)
+            for p in sorted(t.rglob("*"))
+            if _goes_in(p)
+        }
         return checksum([dict(self.files), trees, [str(c) for c in self.image.capabilities]])
 
     def wheel_key(self, gencode: str) -> str:
         """Key of the compiled extensions: sources, torch, CUDA compiler, base (with its C++ compiler and Python), flags."""
-        compiled_with = [(d.name, d.version, d.hashes) for d in self.lock.distributions if d.layer in ("extensions", "compiler", "cuda", "cudnn", "torch")]
+        compiled_with = [
+            (d.name, d.version, d.hashes)
+            for d in self.lock.distributions
+            if d.layer in ("extensions", "compiler", "cuda", "cudnn", "torch")
+        ]
         scripts = [(self.scripts / "extensions" / name).read_text() for name in ("extensions.sh", "nvcc")]
-        key = checksum([compiled_with, self.lock.base, [(p.name, p.version) for p in self.lock.debian], gencode, scripts, self.lock.platform])
+        key = checksum(
+            [
+                compiled_with,
+                self.lock.base,
+                [(p.name, p.version) for p in self.lock.debian],
+                gencode,
+                scripts,
+                self.lock.platform,
+            ]
+        )
         return key.removeprefix("sha256:")[:16]
 
 
@@ -96,7 +114,9 @@ def unchanged(engine: docker.Engine, work: Work) -> str | None:
     return str(found["Id"]) if found and labels.get(LABEL + "inputs") == work.inputs else None
 
 
-def build(run: Runner, engine: docker.Engine, work: Work, *, rootfs: Path | None, uv: Path, gencode: str, say: Say, log: Path) -> Result:
+def build(
+    run: Runner, engine: docker.Engine, work: Work, *, rootfs: Path | None, uv: Path, gencode: str, say: Say, log: Path
+) -> Result:
     """Build and tag the image.
 
     `rootfs` is the archive of a bootstrapped base (None for a base by reference), `uv` the tool for the image's platform,
@@ -123,26 +143,33 @@ def build(run: Runner, engine: docker.Engine, work: Work, *, rootfs: Path | None
         arguments = {"GENCODE": gencode, "JOBS": str(resources.jobs), "EXTENSIONS": "store"}
 
         def request(target: str, **more: Any) -> None:
-            docker.build(run, engine, docker.BuildRequest(context=context, target=target, secrets=secrets, **more), on_line)
+            docker.build(
+                run, engine, docker.BuildRequest(context=context, target=target, secrets=secrets, **more), on_line
+            )
 
         try:
             if work.lock.layer("extensions"):
                 wheels = store / "wheels" / work.wheel_key(gencode)
                 if not wheels.is_dir():
-                    say(f"compiling extensions with {resources.jobs} jobs ({resources.cores} cores, {resources.memory / host.GB:.0f} GB of memory)")
+                    say(
+                        f"compiling extensions with {resources.jobs} jobs ({resources.cores} cores, {resources.memory / host.GB:.0f} GB of memory)"
+                    )
                     fresh = folder / "wheels"
                     request("extensions-wheels", output=fresh, arguments={**arguments, "EXTENSIONS": "compile"})
                     _keep(fresh, wheels)
                 shutil.copytree(wheels, context / "wheels", dirs_exist_ok=True)
-            facts = folder / "facts"
-            request("report", output=facts, arguments=arguments)
-            warm = json.loads((facts / "summary.json").read_text())
+            answers = folder / "answers"
+            request("fingerprint", output=answers, arguments=arguments)
+            arguments["FINGERPRINT"] = (answers / "fingerprint").read_text().strip()
+            request("report", output=answers, arguments=arguments)
+            warm = json.loads((answers / "summary.json").read_text())
             request("final", tag=work.image.tag, arguments=arguments, labels=labels(work, warm))
         except CommandError as error:
             raise _explain(error, log) from error
         except KeyboardInterrupt:
             raise InterruptedBuildError(
-                f"interrupted; no image {work.image.tag} was made, finished steps stay in Docker's build cache", hint="the same command goes on from there"
+                f"interrupted; no image {work.image.tag} was made, finished steps stay in Docker's build cache",
+                hint="the same command goes on from there",
             ) from None
         found = docker.inspect(engine, work.image.tag)
         assert found is not None
@@ -189,7 +216,12 @@ def _secrets(run: Runner, folder: Path) -> dict[str, Path]:
     network.chmod(0o600)
     nothing = folder / "nothing"
     nothing.touch()
-    return {"network": network, "ca": environment.ca_bundle() or nothing, "netrc": environment.netrc() or nothing, "uv": environment.uv_configuration() or nothing}
+    return {
+        "network": network,
+        "ca": environment.ca_bundle() or nothing,
+        "netrc": environment.netrc() or nothing,
+        "uv": environment.uv_configuration() or nothing,
+    }
 
 
 def _write_context(context: Path, work: Work, rootfs: Path | None, uv: Path) -> None:
@@ -203,7 +235,9 @@ def _write_context(context: Path, work: Work, rootfs: Path | None, uv: Path) -> 
     shutil.copy2(uv, context / "build" / "install" / "uv")
     (context / "wheels").mkdir()
     if rootfs:
-        (context / "rootfs.tar").hardlink_to(rootfs) if rootfs.stat().st_dev == context.stat().st_dev else shutil.copy2(rootfs, context / "rootfs.tar")
+        (context / "rootfs.tar").hardlink_to(rootfs) if rootfs.stat().st_dev == context.stat().st_dev else shutil.copy2(
+            rootfs, context / "rootfs.tar"
+        )
 
 
 def _keep(fresh: Path, kept: Path) -> None:
@@ -222,12 +256,32 @@ def _explain(error: CommandError, log: Path) -> BuildError:
     tail = "\n".join(f"  {line}" for line in (said or error.output.splitlines())[-15:])
     text = "\n".join(said) or error.output
     known: tuple[tuple[type[BuildError], str, str, tuple[str, ...]], ...] = (
-        (HashMismatchError, "a downloaded distribution differs from the lock", "don't trust that index; or refresh the lock with `builder lock`", ("Hash mismatch", "DO NOT MATCH THE HASHES")),
-        (NetworkError, "the network or the index went away", "check the network, then run the same command: finished steps are kept", ("error sending request", "dns error", "Failed to fetch", "Connection refused", "timed out", "Temporary failure")),
+        (
+            HashMismatchError,
+            "a downloaded distribution differs from the lock",
+            "don't trust that index; or refresh the lock with `builder lock`",
+            ("Hash mismatch", "DO NOT MATCH THE HASHES"),
+        ),
+        (
+            NetworkError,
+            "the network or the index went away",
+            "check the network, then run the same command: finished steps are kept",
+            (
+                "error sending request",
+                "dns error",
+                "Failed to fetch",
+                "Connection refused",
+                "timed out",
+                "Temporary failure",
+            ),
+        ),
     )
     for kind, cause, hint, marks in known:
         if any(mark in text for mark in marks):
             return kind(f"the build stopped: {cause}\n{tail}", hint=f"{hint} (full output: {log})")
     if "no space left on device" in error.output.lower():
-        return BuildError(f"the build stopped: the disk is full\n{tail}", hint="free some with `docker builder prune`, then run the same command")
+        return BuildError(
+            f"the build stopped: the disk is full\n{tail}",
+            hint="free some with `docker builder prune`, then run the same command",
+        )
     return BuildError(f"a step of the build failed:\n{tail}", hint=f"the full output is in {log}")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from builder import build as building
-from builder import flow, lock, plan, render
+from builder import flow, plan, render
 from builder.engine import docker, host, sizes
 from builder.engine.process import run
 from builder.errors import BuilderError, InterruptedBuildError, VerifyError
@@ -40,8 +40,20 @@ def selection(command: F) -> F:
     """Options that say which image is meant."""
     options = [click.option(f"--{axis}", default="", metavar="VERSION", help=text) for axis, text in AXIS_HELP.items()]
     options += [
-        click.option("--capability", "capabilities", multiple=True, metavar="X.Y", help="Compute capability; repeatable. Default: the matrix's set."),
-        click.option("--platform", type=click.Choice(["linux/amd64", "linux/arm64"]), default="linux/amd64", show_default=True, help="Platform of the image."),
+        click.option(
+            "--capability",
+            "capabilities",
+            multiple=True,
+            metavar="X.Y",
+            help="Compute capability; repeatable. Default: the matrix's set.",
+        ),
+        click.option(
+            "--platform",
+            type=click.Choice(["linux/amd64", "linux/arm64"]),
+            default="linux/amd64",
+            show_default=True,
+            help="Platform of the image.",
+        ),
         click.option("--id", "id", default="", metavar="ID", help="An identifier, instead of all the above."),
     ]
     for option in reversed(options):
@@ -58,7 +70,14 @@ def as_json(command: F) -> F:
 def request_of(options: dict[str, Any]) -> plan.Request:
     """The request that the selection options make up."""
     words = [c for text in options["capabilities"] for c in text.replace(",", " ").split()]
-    return plan.Request(**{**{axis: options[axis] for axis in AXIS_HELP}, "capabilities": tuple(words), "platform": options["platform"], "id": options["id"]})
+    return plan.Request(
+        **{
+            **{axis: options[axis] for axis in AXIS_HELP},
+            "capabilities": tuple(words),
+            "platform": options["platform"],
+            "id": options["id"],
+        }
+    )
 
 
 def answer(value: Any) -> None:
@@ -76,7 +95,10 @@ def describe(image: Image) -> dict[str, Any]:
         "platform": image.platform,
         "driver_floor": image.stack.driver_floor,
         "override": image.stack.override,
-        "rules": [{"id": r.id, "verdict": r.verdict, "sentence": r.sentence, "url": r.url, "instead": r.instead} for r in image.rules],
+        "rules": [
+            {"id": r.id, "verdict": r.verdict, "sentence": r.sentence, "url": r.url, "instead": r.instead}
+            for r in image.rules
+        ],
     }
 
 
@@ -101,14 +123,17 @@ def list_(json_: bool, **options: Any) -> None:
         return
     table = Table("identifier", "locked", "warnings", box=None, pad_edge=False)
     for image in images:
-        table.add_row(image.id, "yes" if project.lock_path(image).exists() else "no", ", ".join(r.id for r in image.rules))
+        table.add_row(
+            image.id, "yes" if project.lock_path(image).exists() else "no", ", ".join(r.id for r in image.rules)
+        )
     Console(width=200 if not OUT.is_terminal else None).print(table)
 
 
 @cli.command("plan")
 @selection
 @as_json
-def plan_(json_: bool, **options: Any) -> None:
+@click.option("--tag", is_flag=True, help="Print only the local name of the image.")
+def plan_(json_: bool, tag: bool, **options: Any) -> None:
     """Say which image a request means, by which defaults, and which rules spoke.
 
     Example: builder plan --triton 3.7 --json
@@ -120,6 +145,9 @@ def plan_(json_: bool, **options: Any) -> None:
             answer({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
             sys.exit(error.exit_code)
         raise
+    if tag:
+        click.echo(image.tag)
+        return
     if json_:
         answer({**describe(image), "defaults": list(image.defaults_used)})
         return
@@ -155,12 +183,18 @@ def lock_(check: bool, **options: Any) -> None:
     project = flow.Project.find()
     image = flow.choose(project, request_of(options))
     made = flow.read_lock(project, image) if check else flow.make_lock(run, project, image, say)
-    click.echo(f"{project.lock_path(image).relative_to(project.root)}: {len(made.distributions)} distributions, {len(made.debian)} Debian packages")
+    click.echo(
+        f"{project.lock_path(image).relative_to(project.root)}: {len(made.distributions)} distributions, {len(made.debian)} Debian packages"
+    )
 
 
 @cli.command("render")
 @selection
-@click.option("--output", type=click.Path(file_okay=False), help="Write the whole rendered context here instead of printing the Dockerfile.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False),
+    help="Write the whole rendered context here instead of printing the Dockerfile.",
+)
 def render_(output: str | None, **options: Any) -> None:
     """Render an image's Dockerfile from its lock.
 
@@ -199,15 +233,23 @@ def build_(json_: bool, **options: Any) -> None:
     compressed = sum(layer.compressed["zstd"] for layer in layers)
     building.check_budget(image, compressed, project.matrix().budget)
     if json_:
-        answer({
-            **describe(image), "digest": result.digest, "built": result.built, "seconds": dict(result.seconds),
-            "size": sum(layer.size for layer in layers), "size_zstd": compressed,
-        })
+        answer(
+            {
+                **describe(image),
+                "digest": result.digest,
+                "built": result.built,
+                "seconds": dict(result.seconds),
+                "size": sum(layer.size for layer in layers),
+                "size_zstd": compressed,
+            }
+        )
         return
     OUT.print(image_table(image))
     table = Table("layer", "size", "zstd", box=None, pad_edge=False)
     for layer in layers:
-        table.add_row(layer_name(layer.created_by), f"{layer.size / 1e6:,.0f} MB", f"{layer.compressed['zstd'] / 1e6:,.0f} MB")
+        table.add_row(
+            layer_name(layer.created_by), f"{layer.size / 1e6:,.0f} MB", f"{layer.compressed['zstd'] / 1e6:,.0f} MB"
+        )
     table.add_row("all", f"{sum(x.size for x in layers) / 1e6:,.0f} MB", f"{compressed / 1e6:,.0f} MB")
     OUT.print(table)
     if result.built:
@@ -230,6 +272,29 @@ def layer_name(created_by: str) -> str:
     return words[:60] or "-"
 
 
+@cli.command("verify")
+@selection
+@as_json
+def verify_(json_: bool, **options: Any) -> None:
+    """Run the image's tests in it, and keep the verdict for its digest.
+
+    Example: builder verify --triton 3.7 --capability 12.0
+    """
+    project = flow.Project.find()
+    verdict = flow.verify_image(run, project, flow.choose(project, request_of(options)), say)
+    if json_:
+        answer(json.loads(verdict.dumps()))
+    else:
+        OUT.print(
+            f"{verdict.id} {verdict.digest}: " + ", ".join(f"{n} {o}" for o, n in verdict.counts().items()),
+            markup=False,
+            soft_wrap=True,
+        )
+    if not verdict.passed:
+        failed = [t.name for t in verdict.tests if t.outcome == "failed"]
+        raise VerifyError(f"{verdict.id} failed {len(failed)} of its tests: {', '.join(failed[:10])}")
+
+
 @cli.command("engine")
 @click.option("--empty-store", is_flag=True, help="Remove stored wheels, root file systems, sizes and logs.")
 @as_json
@@ -243,9 +308,16 @@ def engine_(empty_store: bool, json_: bool) -> None:
         return
     engine = docker.ensure(run, say)
     found = host.resources(engine.root)
-    facts = {
-        "version": engine.version, "client": str(engine.client), "platform": engine.platform, "root": str(engine.root),
-        "free_disk": found.disk, "memory": found.memory, "cores": found.cores, "compile_jobs": found.jobs, "store": str(host.store()),
+    facts: dict[str, Any] = {
+        "version": engine.version,
+        "client": str(engine.client),
+        "platform": engine.platform,
+        "root": str(engine.root),
+        "free_disk": found.disk,
+        "memory": found.memory,
+        "cores": found.cores,
+        "compile_jobs": found.jobs,
+        "store": str(host.store()),
     }
     if json_:
         answer(facts)

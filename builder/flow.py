@@ -1,18 +1,21 @@
 """Joins the rooms for the command line: matrix -> plan -> lock -> render -> build. Files of the repository are opened here."""
 
+import contextlib
 import os
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from builder import arch, build, layout, lock, matrix, plan, render
+from builder import arch, build, layout, lock, matrix, plan, render, verify
 from builder.engine import debian, docker, host, uv
 from builder.engine.process import Runner
-from builder.errors import LockMissingError
+from builder.errors import CommandError, LockMissingError, VerifyError
 from builder.inside_data import cards_for
-from builder.values import Image, Lock, Matrix
+from builder.values import DebianPackage, Image, Lock, Matrix
 
 HOST_TOOLS = {"mmdebstrap": "mmdebstrap", "zstd": "zstd"}
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -70,7 +73,9 @@ def read_lock(project: Project, image: Image) -> Lock:
     """The image's lock, checked against its present inputs. Raises LockMissingError or LockStaleError."""
     path = project.lock_path(image)
     if not path.exists():
-        raise LockMissingError(f"{image.lock_name} has no lock", hint=f"make it with `builder lock --id {image.lock_name}` and commit it")
+        raise LockMissingError(
+            f"{image.lock_name} has no lock", hint=f"make it with `builder lock --id {image.lock_name}` and commit it"
+        )
     found = lock.loads(path.read_text(), where=str(path.relative_to(project.root)))
     lock.check(found, image, layout.layers())
     return found
@@ -80,7 +85,7 @@ def make_lock(run: Runner, project: Project, image: Image, say: Callable[[str], 
     """Resolve an image anew and write its lock, whole or not at all."""
     say(f"resolving {image.lock_name}")
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
-    packages: Sequence[debian.DebianPackage] = ()
+    packages: Sequence[DebianPackage] = ()
     path = project.lock_path(image)
     old = lock.loads(path.read_text(), where=path.name) if path.exists() else None
     resolver = partial(uv.resolve, run, python=image.base.python, platform=image.platform)
@@ -100,7 +105,9 @@ def make_lock(run: Runner, project: Project, image: Image, say: Callable[[str], 
 
 def render_context(project: Project, image: Image, locked: Lock) -> Mapping[str, str]:
     """All rendered files of the image's build context."""
-    return render.context(project.template(), image, locked, layout.removals(), cards_for(project.inside, image.capabilities))
+    return render.context(
+        project.template(), image, locked, layout.removals(), cards_for(project.inside, image.capabilities)
+    )
 
 
 def require_host_tools(run: Runner, say: Callable[[str], None]) -> None:
@@ -112,7 +119,13 @@ def require_host_tools(run: Runner, say: Callable[[str], None]) -> None:
 
 def work_of(project: Project, image: Image, locked: Lock) -> build.Work:
     """What a build of the image is made from."""
-    return build.Work(image=image, lock=locked, files=render_context(project, image, locked), inside=project.inside, scripts=project.scripts)
+    return build.Work(
+        image=image,
+        lock=locked,
+        files=render_context(project, image, locked),
+        inside=project.inside,
+        scripts=project.scripts,
+    )
 
 
 def build_image(run: Runner, project: Project, image: Image, say: Callable[[str], None]) -> build.Result:
@@ -129,7 +142,63 @@ def build_image(run: Runner, project: Project, image: Image, say: Callable[[str]
     if not image.base.reference:
         say(f"base: bootstrapping {image.base.suite} from Debian packages")
         rootfs = debian.locked_rootfs(run, image.base, image.arch, locked.epoch, locked.debian, store / "bases")
-    tool = uv.tool(run, lock.requirements_text(locked.layer("tools")), python=image.base.python, platform=image.platform, store=store / "tools")
-    return build.build(
-        run, engine, work, rootfs=rootfs, uv=tool, gencode=arch.gencode(image.capabilities), say=say, log=project.log_path(image)
+    tool = uv.tool(
+        run,
+        lock.requirements_text(locked.layer("tools")),
+        python=image.base.python,
+        platform=image.platform,
+        store=store / "tools",
     )
+    return build.build(
+        run,
+        engine,
+        work,
+        rootfs=rootfs,
+        uv=tool,
+        gencode=arch.gencode(image.capabilities),
+        say=say,
+        log=project.log_path(image),
+    )
+
+
+def verify_image(run: Runner, project: Project, image: Image, say: Callable[[str], None]) -> verify.Verdict:
+    """Run tests/image on the image and keep the verdict, bound to its digest. Raises VerifyError if there is no such image."""
+    engine = docker.ensure(run, say)
+    found = docker.inspect(engine, image.tag)
+    if found is None:
+        raise VerifyError(
+            f"there is no image {image.tag} here", hint=f"build it first with `builder build --id {image.id}`"
+        )
+    with tempfile.TemporaryDirectory() as work:
+        report = Path(work) / "report.xml"
+        argv: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            project.root / "tests" / "image",
+            "--image",
+            image.tag,
+            f"--junit-xml={report}",
+        ]
+        with contextlib.suppress(CommandError):  # failing tests are the verdict's to tell
+            run(argv, cwd=project.root, on_line=say)
+        if not report.exists():
+            raise VerifyError(f"the tests of {image.tag} did not run to their end", hint="see the lines above")
+        tests = verify.read_junit(report.read_text())
+    labels = found["Config"].get("Labels") or {}
+    verdict = verify.Verdict(
+        id=image.id, digest=str(found["Id"]), lock=labels.get(build.LABEL + "lock", ""), tests=tests
+    )
+    path = verdict_path(verdict.digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".part").write_text(verdict.dumps())
+    path.with_suffix(".part").rename(path)
+    return verdict
+
+
+def verdict_path(digest: str) -> Path:
+    """Where the verdict on a digest lies."""
+    return host.store() / "verdicts" / f"{digest.removeprefix('sha256:')}.json"

@@ -24,12 +24,18 @@ class Resolver(Protocol):
 def inputs(image: Image, layers: Layers) -> str:
     """Checksum of everything that a lock is made from: the row without its capabilities, and the layer data."""
     stack = {k: v for k, v in asdict(image.stack).items() if k not in ("driver_floor", "conv1d")}
-    return checksum([FORMAT, asdict(image.base), stack, asdict(image.fla), image.conv1d, image.platform, asdict(layers)])
+    return checksum(
+        [FORMAT, asdict(image.base), stack, asdict(image.fla), image.conv1d, image.platform, asdict(layers)]
+    )
 
 
 def requirements(image: Image, layers: Layers) -> tuple[str, ...]:
     """What the runtime image asks the resolver for."""
-    wanted = [f"torch=={image.stack.torch}", f"fla-core=={image.fla.version}", f"flash-linear-attention=={image.fla.version}"]
+    wanted = [
+        f"torch=={image.stack.torch}",
+        f"fla-core=={image.fla.version}",
+        f"flash-linear-attention=={image.fla.version}",
+    ]
     wanted += [f"transformers=={image.fla.transformers}", *layers.runtime]
     if image.conv1d != "none":
         wanted.append(f"causal-conv1d=={image.conv1d}")
@@ -55,7 +61,10 @@ def make(image: Image, layers: Layers, resolve: Resolver, debian: Sequence[Debia
         override = (f"triton=={image.stack.triton}",) if image.stack.override else ()
         compiler = resolve((*layers.compiler, *image.stack.toolkit), constraints=pins, overrides=override)
         parts += [(name, pin, "compiler") for name, pin in compiler.items() if name not in runtime]
-    distributions = tuple(Distribution(name=n, version=v, hashes=h, layer=layer) for n, (v, h), layer in sorted(parts, key=lambda p: (p[2], p[0])))
+    distributions = tuple(
+        Distribution(name=n, version=v, hashes=h, layer=layer)
+        for n, (v, h), layer in sorted(parts, key=lambda p: (p[2], p[0]))
+    )
     return Lock(
         name=image.lock_name,
         inputs=inputs(image, layers),
@@ -67,8 +76,14 @@ def make(image: Image, layers: Layers, resolve: Resolver, debian: Sequence[Debia
     )
 
 
-def _check_override(image: Image, overridden: Mapping[str, tuple[str, tuple[str, ...]]], pinned: Mapping[str, tuple[str, tuple[str, ...]]]) -> None:
-    changed = [n for n in sorted(pinned.keys() | overridden.keys()) if n != "triton" and pinned.get(n) != overridden.get(n)]
+def _check_override(
+    image: Image,
+    overridden: Mapping[str, tuple[str, tuple[str, ...]]],
+    pinned: Mapping[str, tuple[str, tuple[str, ...]]],
+) -> None:
+    changed = [
+        n for n in sorted(pinned.keys() | overridden.keys()) if n != "triton" and pinned.get(n) != overridden.get(n)
+    ]
     if changed:
         raise ResolveError(
             f"overriding Triton with {image.stack.triton} also changes {', '.join(changed)}; an override may change Triton alone",
@@ -79,7 +94,15 @@ def _check_override(image: Image, overridden: Mapping[str, tuple[str, tuple[str,
 def dumps(lock: Lock) -> str:
     """Write a lock as TOML; the same lock gives the same bytes."""
     lines = [HEADER, f"version = {FORMAT}\n"]
-    lines += [f'{key} = "{value}"\n' for key, value in (("name", lock.name), ("inputs", lock.inputs), ("platform", lock.platform), ("base", lock.base))]
+    lines += [
+        f'{key} = "{value}"\n'
+        for key, value in (
+            ("name", lock.name),
+            ("inputs", lock.inputs),
+            ("platform", lock.platform),
+            ("base", lock.base),
+        )
+    ]
     lines += [f"epoch = {lock.epoch}\n", "debian = [\n", *(f'  "{p.name}={p.version}",\n' for p in lock.debian), "]\n"]
     for d in lock.distributions:
         lines += [f'\n[[distributions]]\nname = "{d.name}"\nversion = "{d.version}"\nlayer = "{d.layer}"\nhashes = [\n']
@@ -96,11 +119,14 @@ def loads(text: str, *, where: str) -> Lock:
             raise LockStaleError(f"{where} has lock format {data['version']}, this builder writes {FORMAT}", hint=fresh)
         debian = tuple(DebianPackage(name=n, version=v) for n, _, v in (p.partition("=") for p in data["debian"]))
         distributions = tuple(
-            Distribution(name=d["name"], version=d["version"], layer=d["layer"], hashes=tuple(d["hashes"])) for d in data["distributions"]
+            Distribution(name=d["name"], version=d["version"], layer=d["layer"], hashes=tuple(d["hashes"]))
+            for d in data["distributions"]
         )
         unhashed = [d.name for d in distributions if not d.hashes or not all(h.startswith("sha256:") for h in d.hashes)]
         if unhashed or not distributions:
-            raise LockStaleError(f"{where} is incomplete: no sha256 for {', '.join(unhashed) or 'any distribution'}", hint=fresh)
+            raise LockStaleError(
+                f"{where} is incomplete: no sha256 for {', '.join(unhashed) or 'any distribution'}", hint=fresh
+            )
         strings = {key: str(data[key]) for key in ("name", "inputs", "platform", "base")}
         return Lock(**strings, epoch=int(data["epoch"]), debian=debian, distributions=distributions)
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:

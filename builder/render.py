@@ -16,24 +16,36 @@ LIBRARIES = ("cuda", "cudnn", "triton", "torch")
 
 def environment() -> jinja2.Environment:
     """Jinja with every undefined name an error."""
-    return jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
+    return jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
 
 
 def dockerfile(template: str, image: Image, lock: Lock) -> str:
     """The Dockerfile of an image. Raises jinja2.TemplateError for a template that asks for what there is not."""
     filled = [name for name in ORDER if lock.layer(name)]
-    return environment().from_string(template).render(
-        image=image,
-        lock=lock,
-        libraries=[n for n in filled if n in LIBRARIES],
-        extensions="extensions" in filled,
-        rest=[n for n in filled if n not in LIBRARIES and n != "extensions"],
-        gencode=arch.gencode(image.capabilities),
-        capabilities=[str(c) for c in image.capabilities],
+    return (
+        environment()
+        .from_string(template)
+        .render(
+            image=image,
+            lock=lock,
+            libraries=[n for n in filled if n in LIBRARIES],
+            extensions="extensions" in filled,
+            rest=[n for n in filled if n not in LIBRARIES and n != "extensions"],
+            gencode=arch.gencode(image.capabilities),
+            capabilities=[str(c) for c in image.capabilities],
+        )
     )
 
 
-def context(template: str, image: Image, lock: Lock, removals: Sequence[Removal], cards: Sequence[str]) -> Mapping[str, str]:
+def context(
+    template: str, image: Image, lock: Lock, removals: Sequence[Removal], cards: Sequence[str]
+) -> Mapping[str, str]:
     """All rendered files of a build context, path -> text."""
     files = {"Dockerfile": dockerfile(template, image, lock)}
     for name in sorted({d.layer for d in lock.distributions} - {"tools"}):
@@ -48,7 +60,11 @@ def context(template: str, image: Image, lock: Lock, removals: Sequence[Removal]
 
 def facts(image: Image, lock: Lock, cards: Sequence[str]) -> dict[str, Any]:
     """What the image says of itself in image.json."""
-    override = f"Triton {image.stack.triton} instead of {image.stack.triton_pin}, which torch {image.stack.torch} pins" if image.stack.override else None
+    override = (
+        f"Triton {image.stack.triton} instead of {image.stack.triton_pin}, which torch {image.stack.torch} pins"
+        if image.stack.override
+        else None
+    )
     return {
         "id": image.id,
         "versions": image.versions,

@@ -62,11 +62,25 @@ def bootstrap(run: Runner, base: Base, arch: str, epoch: int, out: Path) -> tupl
             f'--customize-hook=sh {finish} "$1" {base.suite}',
         ]
         try:
-            run(_command(run, base, arch, partial, *options, *hooks), env={"SOURCE_DATE_EPOCH": str(epoch), "TMPDIR": work}, on_line=lambda _line: None)
+            run(
+                _command(run, base, arch, partial, *options, *hooks),
+                env={"SOURCE_DATE_EPOCH": str(epoch), "TMPDIR": work},
+                on_line=lambda _line: None,
+            )
         except CommandError as error:
-            if any(w in error.output for w in ("Temporary failure resolving", "Could not connect", "Connection timed out", "Could not resolve", "Failed to fetch")):
+            if any(
+                w in error.output
+                for w in (
+                    "Temporary failure resolving",
+                    "Could not connect",
+                    "Connection timed out",
+                    "Could not resolve",
+                    "Failed to fetch",
+                )
+            ):
                 raise NetworkError(
-                    f"the Debian mirror can't be reached while bootstrapping {base.suite}:\n" + "\n".join(error.output.splitlines()[-5:]),
+                    f"the Debian mirror can't be reached while bootstrapping {base.suite}:\n"
+                    + "\n".join(error.output.splitlines()[-5:]),
                     hint="check the network and DEBIAN_MIRROR, then run the same command again",
                 ) from error
             raise
@@ -76,7 +90,13 @@ def bootstrap(run: Runner, base: Base, arch: str, epoch: int, out: Path) -> tupl
 
 
 def _command(run: Runner, base: Base, arch: str, out: Path, *more: str) -> list[str]:
-    argv = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--architectures={arch}", f"--components={','.join(base.components)}"]
+    argv = [
+        "mmdebstrap",
+        "--mode=root",
+        "--variant=minbase",
+        f"--architectures={arch}",
+        f"--components={','.join(base.components)}",
+    ]
     argv += [f"--include={','.join(base.packages)}", '--aptopt=Acquire::Retries "3"', *more]
     return [*argv, base.suite, str(out), debian_mirror(run)]
 
@@ -92,7 +112,18 @@ def locked_rootfs(run: Runner, base: Base, arch: str, epoch: int, locked: Sequen
 
     Raises DriftError, naming the packages, when the mirror no longer serves the locked versions; nothing is stored then.
     """
-    key = checksum([base.suite, arch, epoch, base.components, base.packages, EXCLUDES, _FINISH, [(p.name, p.version) for p in locked]])
+    key = checksum(
+        [
+            base.suite,
+            arch,
+            epoch,
+            base.components,
+            base.packages,
+            EXCLUDES,
+            _FINISH,
+            [(p.name, p.version) for p in locked],
+        ]
+    )
     path = store / f"{base.name}-{arch}-{key.removeprefix('sha256:')[:16]}.tar"
     if path.exists():
         return path
@@ -101,7 +132,8 @@ def locked_rootfs(run: Runner, base: Base, arch: str, epoch: int, locked: Sequen
         found = bootstrap(run, base, arch, epoch, candidate)
         if differences := compare_packages(locked, found):
             raise DriftError(
-                f"the Debian mirror serves other packages for {base.name} than the lock pins:\n" + "\n".join(f"  {d}" for d in differences[:20]),
+                f"the Debian mirror serves other packages for {base.name} than the lock pins:\n"
+                + "\n".join(f"  {d}" for d in differences[:20]),
                 hint="refresh the lock with `builder lock`, or point DEBIAN_MIRROR at a snapshot from the day of the lock",
             )
         candidate.rename(path)
@@ -114,4 +146,8 @@ def compare_packages(locked: Sequence[DebianPackage], found: Sequence[DebianPack
     """Differences between two package lists, one line each; empty if they are the same."""
     want = {p.name: p.version for p in locked}
     have = {p.name: p.version for p in found}
-    return [f"{n}: locked {want.get(n, 'none')}, found {have.get(n, 'none')}" for n in sorted(want.keys() | have.keys()) if want.get(n) != have.get(n)]
+    return [
+        f"{n}: locked {want.get(n, 'none')}, found {have.get(n, 'none')}"
+        for n in sorted(want.keys() | have.keys())
+        if want.get(n) != have.get(n)
+    ]

@@ -52,7 +52,12 @@ def probe(run: Runner) -> Engine | None:
             f"Docker Engine {facts['Version']} is running; builds need {MINIMUM} or newer, the first with a complete BuildKit",
             hint="upgrade Docker Engine, or set DOCKER_HOST to a newer one",
         )
-    return Engine(client=find_client(run), version=facts["Version"], root=Path(info["DockerRootDir"]), platform=f"{facts['Os']}/{facts['Arch']}")
+    return Engine(
+        client=find_client(run),
+        version=facts["Version"],
+        root=Path(info["DockerRootDir"]),
+        platform=f"{facts['Os']}/{facts['Arch']}",
+    )
 
 
 def find_client(run: Runner) -> Path:
@@ -83,9 +88,15 @@ def ensure(run: Runner, say: Callable[[str], None]) -> Engine:
     if engine := _probe_after_installing(run, say):
         return engine
     if os.environ.get("DOCKER_HOST"):
-        raise EngineError(f"no Docker Engine answers at DOCKER_HOST={os.environ['DOCKER_HOST']}", hint="start it, or unset DOCKER_HOST to use one on this machine")
+        raise EngineError(
+            f"no Docker Engine answers at DOCKER_HOST={os.environ['DOCKER_HOST']}",
+            hint="start it, or unset DOCKER_HOST to use one on this machine",
+        )
     if os.geteuid() != 0:
-        raise EngineError("no Docker Engine is running, and without root none can be installed or started", hint="start Docker, or run this once as root")
+        raise EngineError(
+            "no Docker Engine is running, and without root none can be installed or started",
+            hint="start Docker, or run this once as root",
+        )
     install(run, say, ("docker.io",) if not shutil.which("dockerd") else ())
     say("starting Docker Engine")
     _start(run)
@@ -94,7 +105,11 @@ def ensure(run: Runner, say: Callable[[str], None]) -> Engine:
         if engine := probe(run):
             return engine
         time.sleep(0.5)
-    tail = "\n".join(DAEMON_LOG.read_text(errors="replace").splitlines()[-10:]) if DAEMON_LOG.exists() else "it left no log"
+    tail = (
+        "\n".join(DAEMON_LOG.read_text(errors="replace").splitlines()[-10:])
+        if DAEMON_LOG.exists()
+        else "it left no log"
+    )
     raise EngineError(f"Docker Engine was started but does not answer after 60 s; the end of {DAEMON_LOG}:\n{tail}")
 
 
@@ -115,9 +130,15 @@ def install(run: Runner, say: Callable[[str], None], packages: Sequence[str]) ->
     if not packages:
         return
     if not shutil.which("apt-get"):
-        raise EngineError(f"this host lacks {', '.join(packages)}, and only Debian and Ubuntu hosts are set up by this tool", hint="install them by hand")
+        raise EngineError(
+            f"this host lacks {', '.join(packages)}, and only Debian and Ubuntu hosts are set up by this tool",
+            hint="install them by hand",
+        )
     if os.geteuid() != 0:
-        raise EngineError(f"this host lacks {', '.join(packages)}, and installing them needs root", hint=f"run `sudo apt-get install {' '.join(packages)}` once")
+        raise EngineError(
+            f"this host lacks {', '.join(packages)}, and installing them needs root",
+            hint=f"run `sudo apt-get install {' '.join(packages)}` once",
+        )
     say(f"installing {', '.join(packages)} from Debian's packages")
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     run(["apt-get", "update", "-q"], env=quiet)

@@ -12,7 +12,17 @@ from builder.engine.process import Runner
 from builder.errors import CommandError, EngineError
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
-UV_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX_STRATEGY", "UV_INSECURE_HOST", "UV_KEYRING_PROVIDER", "UV_NATIVE_TLS", "UV_HTTP_TIMEOUT")
+UV_VARIABLES = (
+    "UV_DEFAULT_INDEX",
+    "UV_INDEX",
+    "UV_INDEX_URL",
+    "UV_EXTRA_INDEX_URL",
+    "UV_INDEX_STRATEGY",
+    "UV_INSECURE_HOST",
+    "UV_KEYRING_PROVIDER",
+    "UV_NATIVE_TLS",
+    "UV_HTTP_TIMEOUT",
+)
 CA_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
 
@@ -72,7 +82,17 @@ def debian_mirror(run: Runner) -> str:
     if named := os.environ.get("DEBIAN_MIRROR"):
         return named
     try:
-        sites = run(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian", "Label: Debian"])
+        sites = run(
+            [
+                "apt-get",
+                "indextargets",
+                "--format",
+                "$(REPO_URI)",
+                "Created-By: Packages",
+                "Origin: Debian",
+                "Label: Debian",
+            ]
+        )
     except CommandError:
         sites = ""
     for site in sites.splitlines():

@@ -46,7 +46,9 @@ def run(
     full_env = {**os.environ, **(env or {})}
     try:
         if on_line is None:
-            done = subprocess.run(words, env=full_env, cwd=cwd, input=text, capture_output=True, text=True, errors="replace", check=False)
+            done = subprocess.run(
+                words, env=full_env, cwd=cwd, input=text, capture_output=True, text=True, errors="replace", check=False
+            )
             if done.returncode:
                 raise CommandError(words, done.returncode, done.stdout + done.stderr)
             return done.stdout
@@ -55,10 +57,21 @@ def run(
         raise CommandError(words, 127, f"{words[0]} is not installed") from error
 
 
-def _stream(words: tuple[str, ...], env: Mapping[str, str], cwd: Path | None, text: str | None, on_line: Callable[[str], None]) -> str:
+def _stream(
+    words: tuple[str, ...], env: Mapping[str, str], cwd: Path | None, text: str | None, on_line: Callable[[str], None]
+) -> str:
     last: deque[str] = deque(maxlen=2000)
     stdin = subprocess.DEVNULL if text is None else subprocess.PIPE
-    process = subprocess.Popen(words, env=env, cwd=cwd, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    process = subprocess.Popen(
+        words,
+        env=env,
+        cwd=cwd,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
     try:
         if text is not None and process.stdin:
             process.stdin.write(text)

@@ -6,7 +6,7 @@ import subprocess
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from builder.engine.docker import Engine, inspect
 from builder.errors import CommandError, VerifyError
@@ -36,10 +36,13 @@ def measure(engine: Engine, reference: str, store: Path, kinds: tuple[str, ...] 
         known = {d: _remembered(store, d) for d in digests}
     steps = [h["CreatedBy"] for h in reversed(engine.api.images.get(reference).history()) if h["Size"] > 0]
     steps += [""] * len(digests)
-    return tuple(Layer(digest=d, size=known[d]["size"], compressed=known[d]["compressed"], created_by=steps[i]) for i, d in enumerate(digests))
+    return tuple(
+        Layer(digest=d, size=known[d]["size"], compressed=known[d]["compressed"], created_by=steps[i])
+        for i, d in enumerate(digests)
+    )
 
 
-def _remembered(store: Path, digest: str) -> dict[str, dict[str, int]]:
+def _remembered(store: Path, digest: str) -> dict[str, Any]:
     path = store / "layers" / f"{digest.removeprefix('sha256:')}.json"
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
@@ -57,7 +60,10 @@ def _measure_all(engine: Engine, reference: str, store: Path, digests: list[str]
                 assert stream is not None
                 digest, size, compressed = _compress(stream, kinds)
                 if f"sha256:{digest}" in digests:
-                    record = {"size": size, "compressed": {**_remembered(store, digest).get("compressed", {}), **compressed}}
+                    record = {
+                        "size": size,
+                        "compressed": {**_remembered(store, digest).get("compressed", {}), **compressed},
+                    }
                     path = store / "layers" / f"{digest}.json"
                     path.with_suffix(".part").write_text(json.dumps(record))
                     path.with_suffix(".part").rename(path)
@@ -67,7 +73,12 @@ def _measure_all(engine: Engine, reference: str, store: Path, digests: list[str]
 
 def _compress(stream: IO[bytes], kinds: tuple[str, ...]) -> tuple[str, int, dict[str, int]]:
     """sha256, size, and compressed size by kind of a stream, read once; compressors count through temporary-free pipes."""
-    counters = {k: subprocess.Popen(["sh", "-c", '"$@" | wc -c', "sh", *COMPRESSORS[k]], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for k in kinds}
+    counters = {
+        k: subprocess.Popen(
+            ["sh", "-c", '"$@" | wc -c', "sh", *COMPRESSORS[k]], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for k in kinds
+    }
     digest, size = hashlib.sha256(), 0
     while chunk := stream.read(1 << 20):
         digest.update(chunk)

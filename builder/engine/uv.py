@@ -19,13 +19,19 @@ PLATFORMS = {"linux/amd64": "x86_64-manylinux_2_28", "linux/arm64": "aarch64-man
 
 # causal-conv1d's metadata can't be built without a CUDA compiler (https://github.com/Dao-AILab/causal-conv1d/issues/108), so
 # the resolver gets what its setup.py declares; to be removed when its sdist carries static metadata.
-_DEPENDENCY_METADATA = '[[dependency-metadata]]\nname = "causal-conv1d"\nrequires-dist = ["torch", "packaging", "ninja"]\n'
+_DEPENDENCY_METADATA = (
+    '[[dependency-metadata]]\nname = "causal-conv1d"\nrequires-dist = ["torch", "packaging", "ninja"]\n'
+)
 
 
 def environment(run: Runner) -> dict[str, str]:
     """Variables for uv: the host's indexes and certificates, and no Python downloads behind the user's back."""
     bundle = ca_bundle()
-    return {**index_environment(run), "UV_PYTHON_DOWNLOADS": "never", **({"SSL_CERT_FILE": str(bundle)} if bundle else {})}
+    return {
+        **index_environment(run),
+        "UV_PYTHON_DOWNLOADS": "never",
+        **({"SSL_CERT_FILE": str(bundle)} if bundle else {}),
+    }
 
 
 def resolve(
@@ -40,19 +46,48 @@ def resolve(
     """Resolve to name -> (version, hashes). Raises ResolveError (no solution) or NetworkError (index out of reach)."""
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
-        for name, lines in {"requirements.in": requirements, "overrides": overrides, "constraints": constraints}.items():
+        for name, lines in {
+            "requirements.in": requirements,
+            "overrides": overrides,
+            "constraints": constraints,
+        }.items():
             (folder / name).write_text("".join(f"{line}\n" for line in lines))
         own = uv_configuration()
         (folder / "uv.toml").write_text((own.read_text() + "\n" if own else "") + _DEPENDENCY_METADATA)
         argv = [find_uv_bin(), "pip", "compile", "-q", "--config-file", "uv.toml", "--python-version", python]
-        argv += ["--python-platform", PLATFORMS[platform], "--generate-hashes", "--no-annotate", "--no-header", "--no-emit-index-url"]
-        argv += ["--override", "overrides", "--constraint", "constraints", "--only-binary", ":all:", "--no-binary", "causal-conv1d", "requirements.in"]
+        argv += [
+            "--python-platform",
+            PLATFORMS[platform],
+            "--generate-hashes",
+            "--no-annotate",
+            "--no-header",
+            "--no-emit-index-url",
+        ]
+        argv += [
+            "--override",
+            "overrides",
+            "--constraint",
+            "constraints",
+            "--only-binary",
+            ":all:",
+            "--no-binary",
+            "causal-conv1d",
+            "requirements.in",
+        ]
         try:
             text = run(argv, cwd=folder, env=environment(run))
         except CommandError as error:
-            if any(w in error.output for w in ("error sending request", "dns error", "Failed to fetch", "Could not connect", "timed out")):
-                raise NetworkError("the package index can't be reached:\n" + error.message, hint="check the network and the index settings of pip and uv, then try again") from error
-            raise ResolveError("no set of distributions fits this row:\n" + error.message, hint="mend the row in matrices/") from error
+            if any(
+                w in error.output
+                for w in ("error sending request", "dns error", "Failed to fetch", "Could not connect", "timed out")
+            ):
+                raise NetworkError(
+                    "the package index can't be reached:\n" + error.message,
+                    hint="check the network and the index settings of pip and uv, then try again",
+                ) from error
+            raise ResolveError(
+                "no set of distributions fits this row:\n" + error.message, hint="mend the row in matrices/"
+            ) from error
     return parse_requirements(text)
 
 
@@ -74,7 +109,16 @@ def fetch(run: Runner, requirements: str, *, python: str, platform: str, target:
         file.write(requirements)
         file.flush()
         argv = [find_uv_bin(), "pip", "install", "-q", "--target", str(target), "--python-version", python]
-        argv += ["--python-platform", PLATFORMS[platform], "--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", file.name]
+        argv += [
+            "--python-platform",
+            PLATFORMS[platform],
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--require-hashes",
+            "-r",
+            file.name,
+        ]
         run(argv, env=environment(run))
 
 

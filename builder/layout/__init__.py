@@ -36,7 +36,9 @@ def layers() -> Layers:
     """The layer data that ships with the builder."""
     data = tomllib.loads((resources.files(__name__) / "layers.toml").read_text())
     patterns = tuple((row["name"], tuple(row["patterns"])) for row in data["layers"])
-    return Layers(patterns=patterns, runtime=tuple(data["runtime"]), compiler=tuple(data["compiler"]), tools=tuple(data["tools"]))
+    return Layers(
+        patterns=patterns, runtime=tuple(data["runtime"]), compiler=tuple(data["compiler"]), tools=tuple(data["tools"])
+    )
 
 
 def removals() -> tuple[Removal, ...]:
