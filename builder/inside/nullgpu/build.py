@@ -44,6 +44,13 @@ LIBRARIES = (
 )
 
 
+# cuda_fp16.h and cuda_fp8.h want <nv/target> of a wheel that torch doesn't need. It chooses between host and device code; there is no device here.
+NV_TARGET = """
+#define NV_IF_TARGET(condition, ...)
+#define NV_IF_ELSE_TARGET(condition, device, ...) __VA_ARGS__
+"""
+
+
 @dataclass(frozen=True)
 class Symbol:
     """A function that a library exports, with its symbol version if it has one."""
@@ -188,9 +195,8 @@ def build(site: Path, out: Path, compiler: str = "gcc") -> list[Path]:
     results: list[Path] = []
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor() as pool:
         work = Path(temporary)
-        # cuda_fp16.h wants <nv/target> of a wheel that torch doesn't need; in C code nothing of it is used.
         (work / "nv").mkdir()
-        (work / "nv" / "target").touch()
+        (work / "nv" / "target").write_text(NV_TARGET)
         flags += ["-isystem", str(work)]
         sources = [source for library in LIBRARIES for source in library.sources]
         list(pool.map(lambda s: run([compiler, *flags, "-I", HERE, "-c", HERE / s, "-o", work / f"{s}.o"]), sources))

@@ -542,8 +542,6 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
   int device = property->location.id;
   if (property->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !ng_valid_device(device))
     return NG_INVALID_VALUE;
-  if (property->requestedHandleTypes)
-    return (CUresult)ng_refuse("memory shared between processes (cuMemCreate with a handle type)", NG_NOT_SUPPORTED);
   int error = ng_charge(device, size);
   if (error)
     return (CUresult)error;

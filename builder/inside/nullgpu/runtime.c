@@ -14,6 +14,13 @@ static cudaError_t answer(int error)
   return (cudaError_t)error;
 }
 
+/* The runtime makes a device's context current when it first needs one; torch asks the driver API for it afterwards. */
+static int device(void)
+{
+  ng_set_device(ng_device());
+  return ng_device();
+}
+
 /* ---- kernels of C++ code: registered, launched, never run ---- */
 void **__cudaRegisterFatBinary(void *binary)
 {
@@ -77,6 +84,7 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, 
 static cudaError_t launch(dim3 grid, dim3 block, size_t shared)
 {
   unsigned long threads = (unsigned long)block.x * block.y * block.z;
+  device();
   if (!threads || threads > (unsigned long)ng_attribute(cudaDevAttrMaxThreadsPerBlock) || !grid.x || !grid.y || !grid.z)
     return answer(cudaErrorInvalidConfiguration);
   if (shared > (size_t)ng_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))
@@ -288,7 +296,7 @@ const char *cudaGetErrorName(cudaError_t error)
 cudaError_t cudaMalloc(void **pointer, size_t size)
 {
   *pointer = NULL;
-  return answer(size ? ng_alloc(pointer, size, ng_device()) : NG_OK);
+  return answer(size ? ng_alloc(pointer, size, device()) : NG_OK);
 }
 
 cudaError_t cudaMallocAsync(void **pointer, size_t size, cudaStream_t stream)
