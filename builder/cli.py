@@ -14,7 +14,7 @@ from builder import flow, plan, render
 from builder.engine import docker, host, sizes
 from builder.engine.process import run
 from builder.errors import BuilderError, InterruptedBuildError, VerifyError
-from builder.values import Image
+from builder.show import answer, describe, image_table, layer_table, time_table
 
 OUT = Console()
 ERR = Console(stderr=True, highlight=False)
@@ -80,28 +80,6 @@ def request_of(options: dict[str, Any]) -> plan.Request:
     )
 
 
-def answer(value: Any) -> None:
-    """Print JSON to stdout."""
-    click.echo(json.dumps(value, indent=2))
-
-
-def describe(image: Image) -> dict[str, Any]:
-    """An image for machines."""
-    return {
-        "id": image.id,
-        "tag": image.tag,
-        "versions": image.versions,
-        "capabilities": [str(c) for c in image.capabilities],
-        "platform": image.platform,
-        "driver_floor": image.stack.driver_floor,
-        "override": image.stack.override,
-        "rules": [
-            {"id": r.id, "verdict": r.verdict, "sentence": r.sentence, "url": r.url, "instead": r.instead}
-            for r in image.rules
-        ],
-    }
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="builder")
 def cli() -> None:
@@ -156,20 +134,6 @@ def plan_(json_: bool, tag: bool, **options: Any) -> None:
         OUT.print(f"default: {reason}", markup=False)
     for rule in image.rules:
         OUT.print(f"{rule.verdict}: {rule.sentence} ({rule.url}) Instead: {rule.instead}", markup=False, soft_wrap=True)
-
-
-def image_table(image: Image) -> Table:
-    """Identifier, tag, versions and capabilities as a table."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("identifier", image.id)
-    table.add_row("tag", image.tag)
-    for axis, version in image.versions.items():
-        table.add_row(axis, version)
-    table.add_row("capabilities", ", ".join(str(c) for c in image.capabilities))
-    table.add_row("NVIDIA driver", f"{image.stack.driver_floor} or newer")
-    if image.stack.override:
-        table.add_row("override", f"torch pins Triton {image.stack.triton_pin}")
-    return table
 
 
 @cli.command("lock")
@@ -245,31 +209,9 @@ def build_(json_: bool, **options: Any) -> None:
         )
         return
     OUT.print(image_table(image))
-    table = Table("layer", "size", "zstd", box=None, pad_edge=False)
-    for layer in layers:
-        table.add_row(
-            layer_name(layer.created_by), f"{layer.size / 1e6:,.0f} MB", f"{layer.compressed['zstd'] / 1e6:,.0f} MB"
-        )
-    table.add_row("all", f"{sum(x.size for x in layers) / 1e6:,.0f} MB", f"{compressed / 1e6:,.0f} MB")
-    OUT.print(table)
-    if result.built:
-        times = Table("stage", "time", box=None, pad_edge=False)
-        for stage, seconds in result.seconds.items():
-            times.add_row(stage, f"{seconds:,.0f} s")
-        OUT.print(times)
-    else:
-        OUT.print("unchanged: nothing was built")
+    OUT.print(layer_table(layers))
+    OUT.print(time_table(result.seconds) if result.built else "unchanged: nothing was built")
     OUT.print(f"run it: docker run --rm -it --gpus all {image.tag}", markup=False, soft_wrap=True)
-
-
-def layer_name(created_by: str) -> str:
-    """A layer's step in a few words."""
-    import re
-
-    if layer := re.search(r"layers/(\w+)", created_by):
-        return layer[1]
-    words = re.sub(r"--mount=\S+\s*|/bin/sh -c|#.*|\s{2,}", " ", created_by).strip()
-    return words[:60] or "-"
 
 
 @cli.command("verify")

@@ -12,6 +12,10 @@ def cards_for(inside: Path, capabilities: Sequence[Capability]) -> tuple[str, ..
     names = []
     for path in sorted((inside / "blackwell" / "cards").glob("*.toml")):
         card = tomllib.loads(path.read_text())
-        if Capability.parse(str(card["capability"])) in capabilities:
+        attributes = card["attributes"]
+        capability = Capability(
+            major=attributes["compute_capability_major"], minor=attributes["compute_capability_minor"]
+        )
+        if capability in capabilities:
             names.append(str(card["name"]))
     return tuple(names)

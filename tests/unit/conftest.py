@@ -58,7 +58,14 @@ SMALL: dict[str, Any] = {
     "defaults": {"base": "trixie", "fla": "0.6.0", "conv1d": "1.7.0", "capabilities": ["10.0", "12.0"]},
     "bases": [{"name": "trixie", "suite": "trixie", "python": "3.13"}],
     "stacks": [
-        {"cuda": "13.0", "torch": "2.12.1", "triton": "3.7.1", "driver_floor": "580.65.06", "toolkit": TOOLKIT, "default_for": ["triton"]},
+        {
+            "cuda": "13.0",
+            "torch": "2.12.1",
+            "triton": "3.7.1",
+            "driver_floor": "580.65.06",
+            "toolkit": TOOLKIT,
+            "default_for": ["triton"],
+        },
         {"cuda": "13.0", "torch": "2.12.0", "triton": "3.7.0", "driver_floor": "580.65.06", "toolkit": TOOLKIT},
     ],
     "fla": [{"version": "0.6.0", "transformers": "5.24.0"}],

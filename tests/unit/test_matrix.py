@@ -71,7 +71,11 @@ def test_a_matrix_is_frozen(matrix: Matrix) -> None:
 
 def test_numbers_of_the_matrix(matrix: Matrix) -> None:
     assert matrix.budget == 2_300_000_000
-    assert matrix.default_capabilities == matrix.capabilities == tuple(map(Capability.parse, ["10.0", "10.3", "12.0", "12.1"]))
+    assert (
+        matrix.default_capabilities
+        == matrix.capabilities
+        == tuple(map(Capability.parse, ["10.0", "10.3", "12.0", "12.1"]))
+    )
     assert {stack.cuda: stack.driver_floor for stack in matrix.stacks} == {"13.0": "580.65.06", "12.8": "570.26"}
 
 
@@ -106,13 +110,21 @@ def test_errors_of_all_files_come_at_once_and_name_their_file(directory: Callabl
     assert any(p.startswith("d.toml: ") and "line 1" in p for p in found)
     assert "b.toml: stacks[0].torhc: unknown key (did you mean 'torch'?)" in found
     assert "b.toml: stacks[0].torch: is missing" in found
-    assert any(p.startswith("platforms[0]: 'linux/amd46' is not one of") and "did you mean 'linux/amd64'" in p for p in found)
+    assert any(
+        p.startswith("platforms[0]: 'linux/amd46' is not one of") and "did you mean 'linux/amd64'" in p for p in found
+    )
     assert len(found) == 4
     assert all(problem in str(caught.value) for problem in found)
 
 
+def test_a_file_that_cannot_be_read_makes_nothing_look_missing(directory: Callable[..., Path]) -> None:
+    with pytest.raises(MatrixError) as caught:
+        load(directory(a=STACK, c=REST.replace("[", "[[", 1)))
+    assert len(caught.value.problems) == 1 and caught.value.problems[0].startswith("c.toml: ")
+
+
 def test_a_setting_in_two_files_is_an_error(directory: Callable[..., Path]) -> None:
-    with pytest.raises(MatrixError, match="z.toml: budget_zstd_bytes: stands in another file too"):
+    with pytest.raises(MatrixError, match=r"z\.toml: budget_zstd_bytes: stands in another file too"):
         load(directory(a=STACK, c=REST, z="budget_zstd_bytes = 2"))
 
 
@@ -125,7 +137,7 @@ def test_a_directory_without_files_is_an_error(tmp_path: Path) -> None:
 
 def test_bytes_that_are_no_text_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(MatrixError, match="a.toml: .*utf-8"):
+    with pytest.raises(MatrixError, match=r"a\.toml: .*utf-8"):
         load(tmp_path)
 
 
@@ -152,9 +164,17 @@ MALFORMED = [
     ("stacks.0.torch", "two", "stacks[0].torch: 'two' is no version"),
     ("stacks.0.cuda", "13", "stacks[0].cuda: '13' is not a CUDA release as major.minor"),
     ("stacks.0.driver_floor", "r570", "stacks[0].driver_floor: 'r570' is not an NVIDIA driver version"),
-    ("stacks.0.toolkit", ["nvidia-cuda-nvcc"], "stacks[0].toolkit[0]: 'nvidia-cuda-nvcc' is not a pinned distribution, name==version"),
+    (
+        "stacks.0.toolkit",
+        ["nvidia-cuda-nvcc"],
+        "stacks[0].toolkit[0]: 'nvidia-cuda-nvcc' is not a pinned distribution, name==version",
+    ),
     ("stacks.0.devel_image", "nvidia/cuda:12.8", "stacks[0].devel_image: 'nvidia/cuda:12.8' is not an image by digest"),
-    ("stacks.0.default_for", ["tritn"], "stacks[0].default_for[0]: 'tritn' is not one of cuda, torch, triton (did you mean 'triton'?)"),
+    (
+        "stacks.0.default_for",
+        ["tritn"],
+        "stacks[0].default_for[0]: 'tritn' is not one of cuda, torch, triton (did you mean 'triton'?)",
+    ),
     ("stacks.0.default_for", ["triton", "triton"], "stacks[0].default_for[1]: 'triton' is there twice"),
     ("stacks.0.conv1d", "1.7.0", "stacks[0].conv1d: '1.7.0' is not one of none"),
     ("stacks.0", "row", "stacks[0]: must be a table, not 'row'"),
@@ -186,13 +206,17 @@ def test_a_malformed_value_is_named_with_its_path(small: dict[str, Any], path: s
     assert [p for p in problems(small) if p.startswith(expected)], problems(small)
 
 
-@pytest.mark.parametrize("key", ["capabilities", "platforms", "budget_zstd_bytes", "defaults", "bases", "stacks", "fla", "conv1d"])
+@pytest.mark.parametrize(
+    "key", ["capabilities", "platforms", "budget_zstd_bytes", "defaults", "bases", "stacks", "fla", "conv1d"]
+)
 def test_what_is_missing_is_named(small: dict[str, Any], key: str) -> None:
     del small[key]
     assert any(p.startswith(f"{key}: ") for p in problems(small))
 
 
-@pytest.mark.parametrize("path", ["defaults.base", "stacks.0.torch", "stacks.1.driver_floor", "fla.0.transformers", "rules.0.instead"])
+@pytest.mark.parametrize(
+    "path", ["defaults.base", "stacks.0.torch", "stacks.1.driver_floor", "fla.0.transformers", "rules.0.instead"]
+)
 def test_a_missing_key_is_named_with_its_path(small: dict[str, Any], path: str) -> None:
     *way, last = path.split(".")
     place: Any = small
@@ -240,13 +264,25 @@ CONTRADICTIONS = [
     ("excludes", [{"when": {"conv1d": "none"}, "reason": "x"}], "excludes[0].when: excludes nothing"),
     ("excludes", [{"when": {"platform": "linux/arm64"}, "reason": "x"}], "excludes[0].when: excludes nothing"),
     ("excludes", [{"when": {"override": True}, "reason": "x"}], "excludes[0].when: excludes nothing"),
-    ("excludes", [{"when": {"torch": "==2.12.1", "triton": "==3.7.0"}, "reason": "x"}], "excludes[0].when: excludes nothing"),
-    ("stacks.0.triton_pin", "3.6.0", "stacks[0].reason: is missing: torch pins Triton 3.6.0, so say why it is 3.7.1 here"),
+    (
+        "excludes",
+        [{"when": {"torch": "==2.12.1", "triton": "==3.7.0"}, "reason": "x"}],
+        "excludes[0].when: excludes nothing",
+    ),
+    (
+        "stacks.0.triton_pin",
+        "3.6.0",
+        "stacks[0].reason: is missing: torch pins Triton 3.6.0, so say why it is 3.7.1 here",
+    ),
     ("stacks.0.triton_pin", "3.7.1", "stacks[0].triton_pin: only for a Triton that torch doesn't pin"),
     ("stacks.0.reason", "because", "stacks[0].triton_pin: only for a Triton that torch doesn't pin"),
     ("stacks.0.cuda", "12.8", "stacks[0].toolkit: nvcc 13.0.88 is not of torch's CUDA 12.8"),
     ("stacks.0.toolkit", ["nvidia-cuda-crt==13.0.88"], "stacks[0]: has no compiler for causal-conv1d"),
-    ("stacks.0.devel_image", DIGEST, "stacks[0]: takes its compiler from `toolkit` or from `devel_image`, not from both"),
+    (
+        "stacks.0.devel_image",
+        DIGEST,
+        "stacks[0]: takes its compiler from `toolkit` or from `devel_image`, not from both",
+    ),
     ("stacks.1.default_for", ["triton"], "stacks[1].default_for: stacks[0] is the default for triton 3.7 already"),
     ("bases.0.reference", DIGEST, "bases[0]: needs exactly one of `suite` and `reference`"),
 ]
@@ -259,7 +295,9 @@ def test_a_contradiction_is_named_with_its_path(small: dict[str, Any], path: str
 
 
 def test_an_exclude_that_meets_something_is_sound(small: dict[str, Any]) -> None:
-    small["excludes"] = [{"when": {"torch": "==2.12.0", "fla": ">=0.6", "base": "trixie", "conv1d": ">=0"}, "reason": "x"}]
+    small["excludes"] = [
+        {"when": {"torch": "==2.12.0", "fla": ">=0.6", "base": "trixie", "conv1d": ">=0"}, "reason": "x"}
+    ]
     assert problems(small) == []
 
 
@@ -292,7 +330,9 @@ def test_the_small_matrix_fits_the_schema(small: dict[str, Any]) -> None:
 
 # An empty array of rows can stand in one file and rows in another, so that only the loader can object.
 @pytest.mark.parametrize(("path", "value", "expected"), [case for case in MALFORMED if case[:2] != ("stacks", [])])
-def test_the_schema_rejects_what_the_loader_rejects(small: dict[str, Any], path: str, value: Any, expected: str) -> None:
+def test_the_schema_rejects_what_the_loader_rejects(
+    small: dict[str, Any], path: str, value: Any, expected: str
+) -> None:
     spoil(path, value)(small)
     assert not VALIDATOR.is_valid(small)
 

@@ -84,7 +84,10 @@ def chosen(image: Image) -> tuple[str, ...]:
         ({"cuda": "13.0", "triton": "3.6"}, ("13.0", "2.11.0", "3.6.0", "0.6.0", "1.7.0", "trixie")),
         ({"triton": "3.6", "conv1d": "none"}, ("12.8", "2.10.0", "3.6.0", "0.6.0", "none", "trixie")),
         ({"cuda": "12.8", "conv1d": "1.7"}, ("12.8", "2.10.0", "3.6.0", "0.6.0", "1.7.0", "bookworm")),
-        ({"triton": "3.7", "fla": "0.5", "conv1d": "1.6"}, ("13.0", "2.12.1", "3.7.1", "0.5.2", "1.6.2.post1", "trixie")),
+        (
+            {"triton": "3.7", "fla": "0.5", "conv1d": "1.6"},
+            ("13.0", "2.12.1", "3.7.1", "0.5.2", "1.6.2.post1", "trixie"),
+        ),
         ({"triton": "3.7", "python": "3.11"}, ("13.0", "2.12.1", "3.7.1", "0.6.0", "1.7.0", "bookworm")),
         ({"triton": "3.7", "base": "bookworm"}, ("13.0", "2.12.1", "3.7.1", "0.6.0", "1.7.0", "bookworm")),
     ],
@@ -142,7 +145,9 @@ def test_every_image_of_the_plan_can_be_asked_for(matrix: Matrix) -> None:
         (("12.1", "12.0", "10.3", "10.0"), "10.0 10.3 12.0 12.1", True),
     ],
 )
-def test_capabilities_come_in_order_and_once(matrix: Matrix, texts: tuple[str, ...], expected: str, default: bool) -> None:
+def test_capabilities_come_in_order_and_once(
+    matrix: Matrix, texts: tuple[str, ...], expected: str, default: bool
+) -> None:
     image = resolve(matrix, Request(triton="3.7", capabilities=texts))
     assert " ".join(map(str, image.capabilities)) == expected
     assert image.default_capabilities is default
@@ -188,7 +193,9 @@ def test_an_empty_request_is_an_error_even_with_one_row(small: dict[str, Any]) -
     assert resolve(matrix, Request(fla="0.6")).fla.version == "0.6.0"
 
 
-@pytest.mark.parametrize("asked", [{"triton": "3"}, {"torch": "2"}, {"fla": "0.5"}, {"base": "trixie"}, {"cuda": "13.0", "triton": "3"}])
+@pytest.mark.parametrize(
+    "asked", [{"triton": "3"}, {"torch": "2"}, {"fla": "0.5"}, {"base": "trixie"}, {"cuda": "13.0", "triton": "3"}]
+)
 def test_an_ambiguous_request_names_the_candidates(matrix: Matrix, asked: dict[str, str]) -> None:
     error = refusal(matrix, **asked)
     assert "does not say which row" in error.message
@@ -227,6 +234,12 @@ def test_a_combination_that_is_no_row_names_the_nearest(matrix: Matrix) -> None:
     assert message.startswith("no row of the matrix has TORCH=2.10 TRITON=3.7; these come nearest:\n")
     assert "TORCH=2.10.0 TRITON=3.6.0" in message and "TORCH=2.12.1 TRITON=3.7.1" in message
     assert "TORCH=2.11.0 TRITON=3.6.0" not in message
+
+
+def test_the_nearest_rows_have_most_of_what_was_asked_for(matrix: Matrix) -> None:
+    message = refusal(matrix, cuda="12.8", torch="2.11", triton="3.6").message
+    assert "CUDA=13.0 TORCH=2.11.0 TRITON=3.6.0" in message and "CUDA=12.8 TORCH=2.10.0 TRITON=3.6.0" in message
+    assert "TRITON=3.7.1" not in message
 
 
 def test_an_excluded_image_says_why(matrix: Matrix) -> None:
@@ -275,7 +288,9 @@ def test_a_warning_goes_on_and_is_kept(small: dict[str, Any]) -> None:
         ({"fla": "0.5.1", "triton": "3.9.0", "capabilities": ("12.0",)}, "fla-import-with-triton-3.9"),
     ],
 )
-def test_a_version_that_is_no_row_because_it_is_bad_is_called_so(matrix: Matrix, asked: dict[str, Any], rule: str) -> None:
+def test_a_version_that_is_no_row_because_it_is_bad_is_called_so(
+    matrix: Matrix, asked: dict[str, Any], rule: str
+) -> None:
     with pytest.raises(KnownBadError, match=rule) as caught:
         resolve(matrix, Request(**asked))
     assert "FLA=0.6.0" in caught.value.hint
@@ -310,13 +325,24 @@ def test_resolve_all_keeps_to_the_request(matrix: Matrix) -> None:
     assert all(image.id.endswith("-sm120") for image in found)
 
 
+def test_refused_images_are_not_in_the_plan(small: dict[str, Any]) -> None:
+    matrix = from_dict(small)
+    assert [image.stack.triton for image in images(matrix, "linux/amd64")] == ["3.7.1"]
+    small["rules"] = []
+    assert [image.stack.triton for image in images(from_dict(small), "linux/amd64")] == ["3.7.1", "3.7.0"]
+
+
 def test_the_plan_is_lazy(matrix: Matrix) -> None:
     assert next(images(matrix, "linux/amd64")).id
 
 
 def test_excluded_images_are_not_in_the_plan(matrix: Matrix) -> None:
     assert not [i for i in images(matrix, "linux/arm64") if i.stack.torch == "2.10.0"]
-    assert not [i for i in images(matrix, "linux/amd64") if i.stack.cuda == "12.8" and i.conv1d != "none" and i.base.name == "trixie"]
+    assert not [
+        i
+        for i in images(matrix, "linux/amd64")
+        if i.stack.cuda == "12.8" and i.conv1d != "none" and i.base.name == "trixie"
+    ]
 
 
 # --- selectors ---------------------------------------------------------------------------------------------------------
@@ -324,7 +350,9 @@ def test_excluded_images_are_not_in_the_plan(matrix: Matrix) -> None:
 
 def test_a_glob_selects_over_all_platforms(matrix: Matrix) -> None:
     found = select(matrix, "*-triton3.7.1-*-trixie*")
-    expected = [i for p in matrix.platforms for i in images(matrix, p) if i.stack.triton == "3.7.1" and i.base.name == "trixie"]
+    expected = [
+        i for p in matrix.platforms for i in images(matrix, p) if i.stack.triton == "3.7.1" and i.base.name == "trixie"
+    ]
     assert [image.id for image in found] == [image.id for image in expected]
     assert len(expected) > 2
 
