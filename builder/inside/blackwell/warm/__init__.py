@@ -1,0 +1,181 @@
+"""Fill the kernel caches without a GPU, so that a job on the card compiles nothing.
+
+Runs programs unchanged under the null GPU of each named card; then runs them again in new processes, and fails if anything had to be
+compiled a second time. In an image build:
+
+  blackwell warm --image                                      the default workloads for every card of the image
+  blackwell warm --card "NVIDIA B200" --workload qwen3.5-27b  a named workload
+  blackwell warm --card "NVIDIA B200" -- python train.py      your own script, in a Dockerfile of three lines FROM this image
+
+The caches are those the image's environment names (BLACKWELL_CACHE); a report of all kernels is left beside them. Every rank of a job
+should see its GPU as device 0 (its own CUDA_VISIBLE_DEVICES): the index is part of Inductor's keys. --devices N shows N.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from blackwell import output, paths
+from blackwell.warm import engine
+from blackwell.warm.workloads import WorkloadError
+
+HELP = "fill the kernel caches for a card, without having one"
+EXIT_FAILED = 1
+SCRIPT_TIMEOUT = 3600  # seconds
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `blackwell warm`."""
+    parser.add_argument("--image", action="store_true", help="every card this image is for (image.json), and the default workloads")
+    parser.add_argument("--card", action="append", default=[], metavar="NAME", help="card, as the NVIDIA driver names it; repeatable")
+    parser.add_argument("--workload", action="append", default=[], metavar="NAME", help="workload to run; repeatable")
+    parser.add_argument("--jobs", type=int, metavar="N", help="programs at once (default: by cores and memory)")
+    parser.add_argument("--devices", type=int, default=1, metavar="N", help="devices a program sees (default: 1)")
+    parser.add_argument("--timeout", type=float, metavar="S", help=f"seconds a program may take (default: the workload's; {SCRIPT_TIMEOUT})")
+    parser.add_argument("--bundle", type=Path, metavar="FILE", help="measured choices of `blackwell tune`, preferred on their cards")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="cache to fill (default: BLACKWELL_CACHE)")
+    parser.add_argument("--no-check", action="store_true", help="skip the second pass that must find everything warm")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument("program", nargs="*", metavar="-- PROGRAM", help="your own program and its arguments, after --")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Warm, check, report, seal. Exit code 1, with the reason, when a program fails or the second pass is not warm."""
+    from blackwell import nullgpu
+
+    try:
+        summary = _run(args)
+    except (engine.WarmError, WorkloadError, nullgpu.NullGpuError) as error:
+        if args.json:
+            output.emit_json({"error": str(error)})
+        output.say(f"blackwell warm: {error}")
+        return EXIT_FAILED
+    if args.json:
+        output.emit_json(summary)
+    else:
+        output.emit_table(("what", "value"), list(summary.items()))
+    return 0
+
+
+def _run(args: argparse.Namespace) -> dict[str, Any]:
+    from blackwell.warm import cleanup, report
+
+    started = time.monotonic()
+    cache = _cache(args)
+    setting = engine.Setting(cache=cache, devices=args.devices, jobs=args.jobs or engine.default_jobs(), bundle=args.bundle)
+    jobs = _jobs(args)
+    capabilities = sorted({job.card.capability for job in jobs})
+    output.say(f"blackwell warm: {len(jobs)} runs for compute capabilities {', '.join(capabilities)}, {setting.jobs} at once, into {cache}")
+    outcomes = engine.warm(jobs, setting)
+    cleanup.remove_noise(cache)
+    before_check = cleanup.files(cache)
+    if not args.no_check:
+        engine.check(jobs, setting, strict_bypass=not args.program)
+        cleanup.remove_noise(cache)
+        if gained := sorted(cleanup.files(cache) - before_check):
+            raise engine.WarmError(f"the second pass found everything, and still wrote {len(gained)} files: {', '.join(gained[:5])}")
+    path = cache / report.REPORT
+    before = json.loads(path.read_text()) if path.exists() else {}
+    cards = list(dict.fromkeys([*before.get("cards", []), *(job.card.name for job in jobs)]))
+    assembler = report.assembler_label(_assemblers(cards))
+    facts = {"fingerprint": cache.name, "assembler": assembler, "cards": cards, "profiles": _profiles(cards)}
+    content = report.make(cache, outcomes, before, facts)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    summary = report.summary(cache, content, cards, assembler)
+    (cache.parent / report.SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+    cleanup.open_for_reading(cache)
+    (cache.parent / report.SUMMARY).chmod(0o644)
+    _seal(cache, facts)
+    output.say(f"blackwell warm: {summary['cache.entries']} kernels, {summary['cache.bytes'] / 1e6:.1f} MB, {time.monotonic() - started:.0f} s")
+    return summary
+
+
+def _cache(args: argparse.Namespace) -> Path:
+    """The cache to fill, existing and writable. Raises WarmError otherwise."""
+    cache = args.cache or paths.baked_cache()
+    if cache is None:
+        raise engine.WarmError("no cache to fill: BLACKWELL_CACHE is not set, so this is not one of our images; name a directory with --cache.")
+    try:
+        for part in ("triton", "inductor"):
+            (cache / part).mkdir(parents=True, exist_ok=True)
+        writable = os.access(cache, os.W_OK) and os.access(cache / "triton", os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise engine.WarmError(f"{cache} can't be written by user {os.geteuid()}: warm in an image build (as root), or elsewhere with --cache DIR.")
+    return Path(cache).resolve()
+
+
+def _jobs(args: argparse.Namespace) -> list[engine.Job]:
+    """What to run, from the arguments. Raises WarmError for a request that says too little or too much."""
+    from blackwell import nullgpu
+    from blackwell.warm import child, workloads
+
+    if args.program and args.workload:
+        raise engine.WarmError("name workloads or give a program after --, not both.")
+    names = list(args.card)
+    if not names:
+        if not args.image and not args.workload and not args.program:
+            raise engine.WarmError('what for? --card "NVIDIA B200" for a card, --image for every card of this image.')
+        try:
+            names = list(paths.image_facts()["cards"])
+        except (FileNotFoundError, KeyError) as error:
+            raise engine.WarmError(f"{paths.root()}/image.json names no cards ({error!r}): say them with --card NAME.") from error
+    if not names:
+        raise engine.WarmError(f"{paths.root()}/image.json has an empty list of cards: say them with --card NAME.")
+    cards = [nullgpu.card_named(name) for name in dict.fromkeys(names)]
+    if args.program:
+        if shutil.which(args.program[0]) is None:
+            raise engine.WarmError(f"there is no program {args.program[0]!r} here; write it as in a shell: -- python train.py")
+        timeout = args.timeout or SCRIPT_TIMEOUT
+        return [engine.Job(name=" ".join(args.program), argv=tuple(args.program), card=card, timeout=timeout) for card in cards]
+    chosen = workloads.select(args.workload, workloads.load())
+    return [
+        engine.Job(
+            name=f"{workload.name}/{run.name}",
+            argv=tuple(child.python_argv(run.argv)),
+            card=card,
+            timeout=args.timeout or workload.timeout,
+        )
+        for card in cards
+        for workload in chosen
+        for run in workload.runs
+    ]
+
+
+def _assemblers(cards: list[str]) -> dict[str, str]:
+    """Version texts of the assemblers that these cards' kernels were made with."""
+    from blackwell import fingerprint, nullgpu
+
+    try:
+        return fingerprint.assembler_texts([nullgpu.card_named(name).capability for name in cards])
+    except fingerprint.FingerprintError as error:
+        raise engine.WarmError(str(error)) from error
+
+
+def _profiles(cards: list[str]) -> dict[str, dict[str, Any]]:
+    """Where each card's profile is from: what isn't in a key is baked in silently, so the report says whether it was measured."""
+    from blackwell import nullgpu
+
+    known = {name: nullgpu.card_named(name) for name in cards}
+    return {name: {"capability": card.capability, "measured": card.measured, "source": card.source} for name, card in known.items()}
+
+
+def _seal(cache: Path, facts: dict[str, Any]) -> None:
+    try:
+        from blackwell.kernels import seal
+    except ImportError:  # until blackwell.kernels is complete
+        output.say("blackwell warm: NOT SEALED, this image's code has no blackwell.kernels.seal")
+        return
+    seal(cache, facts)
+
+
+if __name__ == "__main__":
+    from blackwell.cli import main
+
+    sys.exit(main(["warm", *sys.argv[1:]]))

@@ -1,0 +1,76 @@
+"""Choose an autotuner's configuration without a GPU, from what the compiled code tells. Standard library only.
+
+The rule, most important first: few spilled registers, an occupancy that can hide memory latency, a middling block size, the kernel
+author's order. It is a guess and is reported as `static`; `blackwell tune` on a card replaces it by measurements.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+WARP = 32  # threads
+REGISTER_UNIT = 256  # registers are given to a warp in units of this many
+WARP_UNIT = 4  # and warps in fours, one for each scheduler of an SM
+ENOUGH_OCCUPANCY = 0.25  # share of an SM's warps from which more hides no more latency, as a rule of thumb
+SPILL_STEP = 8  # registers: fewer are as good as none, the compiler's own noise
+MIDDLING_WARPS = 4
+REJECTED = float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one SM of the card has; the names of CUdevice_attribute, lower case."""
+
+    threads: int  # max_threads_per_multiprocessor
+    registers: int  # max_registers_per_multiprocessor
+    shared: int  # max_shared_memory_per_multiprocessor, bytes
+    blocks: int  # max_blocks_per_multiprocessor
+    reserved_shared: int  # reserved_shared_memory_per_block, bytes
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, int]) -> "Limits":
+        """From a card profile's attributes. Raises KeyError for a missing one."""
+        return cls(
+            threads=attributes["max_threads_per_multiprocessor"],
+            registers=attributes["max_registers_per_multiprocessor"],
+            shared=attributes["max_shared_memory_per_multiprocessor"],
+            blocks=attributes["max_blocks_per_multiprocessor"],
+            reserved_shared=attributes["reserved_shared_memory_per_block"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelFacts:
+    """One compiled configuration of a kernel."""
+
+    registers: int  # a thread
+    spills: int  # registers
+    shared: int  # bytes a block
+    warps: int  # a block
+
+
+def occupancy(facts: KernelFacts, limits: Limits) -> float:
+    """Share of an SM's warps that blocks of this kernel can keep resident, 0 to 1."""
+    per_warp = -(-max(facts.registers, 1) * WARP // REGISTER_UNIT) * REGISTER_UNIT
+    by_registers = limits.registers // per_warp // WARP_UNIT * WARP_UNIT // facts.warps
+    by_threads = limits.threads // (facts.warps * WARP)
+    by_shared = limits.shared // (facts.shared + limits.reserved_shared) if facts.shared + limits.reserved_shared else limits.blocks
+    blocks = min(limits.blocks, by_registers, by_threads, by_shared)
+    return blocks * facts.warps * WARP / limits.threads
+
+
+def score(facts: KernelFacts, limits: Limits, order: int) -> list[float]:
+    """Three numbers to compare in order, smaller is better; they stand where an autotuner keeps times.
+
+    `order` is the configuration's place in the author's list. A configuration of which not even one block fits an SM is REJECTED.
+    """
+    share = occupancy(facts, limits)
+    if share == 0:
+        return [REJECTED] * 3
+    shortfall = max(0.0, ENOUGH_OCCUPANCY - share)
+    distance = abs(facts.warps.bit_length() - MIDDLING_WARPS.bit_length())
+    return [float(facts.spills // SPILL_STEP), shortfall, float(distance) + order / 10_000]
+
+
+def best(scores: Sequence[Sequence[float]]) -> int:
+    """Index of the smallest score; the first of equal ones. Raises ValueError for none."""
+    return min(range(len(scores)), key=lambda index: list(scores[index]))
