@@ -14,7 +14,7 @@ from builder import flow, plan, render
 from builder.engine import docker, host, sizes
 from builder.engine.process import run
 from builder.errors import BuilderError, InterruptedBuildError, VerifyError
-from builder.show import answer, describe, image_table, layer_table, time_table
+from builder.show import answer, describe, image_table, layer_table, markdown_rows, time_table
 
 OUT = Console()
 ERR = Console(stderr=True, highlight=False)
@@ -89,7 +89,8 @@ def cli() -> None:
 @cli.command("list")
 @selection
 @as_json
-def list_(json_: bool, **options: Any) -> None:
+@click.option("--markdown", is_flag=True, help="The locked images as the README's table.")
+def list_(json_: bool, markdown: bool, **options: Any) -> None:
     """List the images that the matrix allows.
 
     Example: builder list --triton 3.7
@@ -98,6 +99,9 @@ def list_(json_: bool, **options: Any) -> None:
     images = plan.resolve_all(project.matrix(), request_of(options))
     if json_:
         answer([{**describe(i), "locked": project.lock_path(i).exists()} for i in images])
+        return
+    if markdown:
+        click.echo(markdown_rows(flow.locked_rows(project)), nl=False)
         return
     table = Table("identifier", "locked", "warnings", box=None, pad_edge=False)
     for image in images:
@@ -277,10 +281,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.Abort:
-        sys.exit(InterruptedBuildError.exit_code)
-    except KeyboardInterrupt:
-        say("interrupted")
+    except (click.Abort, KeyboardInterrupt):
+        say("interrupted: nothing half-made was kept")
+        say("hint: the same command goes on where this one stopped")
         sys.exit(InterruptedBuildError.exit_code)
     except BuilderError as error:
         say(f"error: {error.message}")

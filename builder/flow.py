@@ -13,7 +13,7 @@ from pathlib import Path
 from builder import arch, build, layout, lock, matrix, plan, render, verify
 from builder.engine import debian, docker, host, uv
 from builder.engine.process import Runner
-from builder.errors import CommandError, LockMissingError, VerifyError
+from builder.errors import CommandError, LockMissingError, SelectionError, VerifyError
 from builder.inside_data import cards_for
 from builder.values import DebianPackage, Image, Lock, Matrix
 
@@ -67,6 +67,17 @@ class Project:
 def choose(project: Project, request: plan.Request) -> Image:
     """The image that a request means."""
     return plan.resolve(project.matrix(), request)
+
+
+def locked_rows(project: Project) -> list[tuple[Image, bool]]:
+    """The images of linux/amd64 that have a lock, each with: is it what its Triton's prefix alone means?"""
+    known = project.matrix()
+    images = [i for i in plan.resolve_all(known, plan.Request()) if project.lock_path(i).exists()]
+    meant = {}
+    for short in {".".join(i.stack.triton.split(".")[:2]) for i in images}:
+        with contextlib.suppress(SelectionError):
+            meant[short] = plan.resolve(known, plan.Request(triton=short)).lock_name
+    return [(i, i.lock_name in meant.values()) for i in images]
 
 
 def read_lock(project: Project, image: Image) -> Lock:

@@ -80,3 +80,16 @@ def time_table(seconds: Mapping[str, float]) -> Table:
 def megabytes(size: float) -> str:
     """A size in bytes for people."""
     return f"{size / 1e6:,.0f} MB"
+
+
+def markdown_rows(rows: Sequence[tuple[Image, bool]]) -> str:
+    """A Markdown table of images: (image, is it what its Triton prefix means by default)."""
+    lines = ["| ask for | CUDA | torch | Triton | FLA | causal-conv1d | Python | NVIDIA driver | known issues |", "|---|---|---|---|---|---|---|---|---|"]
+    for image, default in rows:
+        v = image.versions
+        triton = v["triton"] + (f" (torch pins {image.stack.triton_pin})" if image.stack.override else "")
+        short = ".".join(v["triton"].split(".")[:2])
+        ask = f"`make image TRITON={short}`" if default else f"`make image ID={image.lock_name}`"
+        warnings = ", ".join(f"[{r.id}]({r.url})" for r in image.rules if r.verdict == "warn") or "-"
+        lines.append(f"| {ask} | {v['cuda']} | {v['torch']} | {triton} | {v['fla']} | {v['conv1d']} | {v['python']} | {image.stack.driver_floor} | {warnings} |")
+    return "\n".join(lines) + "\n"
