@@ -1,6 +1,7 @@
 """One door to other programs. Rooms that need a program get a `Runner` as an argument, so tests can pass their own."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -10,6 +11,14 @@ from pathlib import Path
 from typing import Protocol
 
 from builder.errors import CommandError
+
+
+_USERINFO = re.compile(r"(://)[^/@\s:]*:[^/@\s]*@")
+
+
+def redact(text: str) -> str:
+    """The text without user names and passwords in URLs: output ends in logs and error messages."""
+    return _USERINFO.sub(r"\1***@", text)
 
 
 class Runner(Protocol):
@@ -50,7 +59,7 @@ def run(
                 words, env=full_env, cwd=cwd, input=text, capture_output=True, text=True, errors="replace", check=False
             )
             if done.returncode:
-                raise CommandError(words, done.returncode, done.stdout + done.stderr)
+                raise CommandError(words, done.returncode, redact(done.stdout + done.stderr))
             return done.stdout
         return _stream(words, full_env, cwd, text, on_line)
     except FileNotFoundError as error:
@@ -78,7 +87,7 @@ def _stream(
             process.stdin.close()
         assert process.stdout is not None
         for line in process.stdout:
-            last.append(line.rstrip("\n"))
+            last.append(redact(line.rstrip("\n")))
             on_line(last[-1])
         code = process.wait()
     except BaseException:  # Ctrl-C included: the child gets the chance to clean up, then goes

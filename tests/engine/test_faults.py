@@ -1,6 +1,7 @@
 """Faults of a build, produced for real: each ends in its own error, and nothing half-made stays."""
 
 import http.server
+import ipaddress
 import os
 import signal
 import socket
@@ -119,12 +120,8 @@ class Index(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def index() -> Iterator[str]:
     Index.asked.clear()
-    gateway = subprocess.run(
-        ["docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
+    attributes = docker.ensure(run, print).api.networks.get("bridge").attrs
+    gateway = str(ipaddress.ip_network(attributes["IPAM"]["Config"][0]["Subnet"])[1])
     server = http.server.ThreadingHTTPServer((gateway, 0), Index)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://user:hunter2secret@{gateway}:{server.server_port}/private-mirror/simple"
