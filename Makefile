@@ -60,10 +60,10 @@ golden: $(VENV)/.ready ## Write the golden Dockerfiles anew
 
 # CI builds for capability 12.0 alone; it leaves out 10.0, 10.3 and 12.1 (compile time on 2 cores).
 TEST_CAPABILITIES ?= 12.0
-test: lint unit ## Lint, unit and golden tests; then build the Triton 3.6 and 3.7 images and test both
+test: lint unit ## Lint, unit and golden tests; then faults on the real engine, and the Triton 3.6 and 3.7 images built and tested
 	@$(BUILDER) build --triton 3.7 --capability "$(TEST_CAPABILITIES)"
 	@$(BUILDER) build --triton 3.6 --capability "$(TEST_CAPABILITIES)"
-	@$(VENV)/bin/pytest tests/image --image "$$($(BUILDER) plan --triton 3.7 --capability '$(TEST_CAPABILITIES)' --tag)" \
+	@$(VENV)/bin/pytest tests/engine tests/image --image "$$($(BUILDER) plan --triton 3.7 --capability '$(TEST_CAPABILITIES)' --tag)" \
 	    --image "$$($(BUILDER) plan --triton 3.6 --capability '$(TEST_CAPABILITIES)' --tag)"
 
 # Debian's python3 may lack ensurepip (package python3-venv); then it is installed, with root.
