@@ -35,7 +35,9 @@ class Request:
         return {axis: value for axis in AXES if (value := getattr(self, axis))}
 
     def __str__(self) -> str:
-        return " ".join(f"{axis.upper()}={value}" for axis, value in self.asked.items()) or self.id or "an empty request"
+        return (
+            " ".join(f"{axis.upper()}={value}" for axis, value in self.asked.items()) or self.id or "an empty request"
+        )
 
 
 def prefixes(asked: str, version: str) -> bool:

@@ -92,7 +92,9 @@ def listing(check_item: Check) -> Check:
         if not isinstance(value, list) or not value:
             return f"must be a list with something in it, not {value!r}"
         wrong = [f"[{i}]: {problem}" for i, item in enumerate(value) if (problem := check_item(item))]
-        return "\n".join(wrong + [f"[{i}]: {item!r} is there twice" for i, item in enumerate(value) if item in value[:i]])
+        return "\n".join(
+            wrong + [f"[{i}]: {item!r} is there twice" for i, item in enumerate(value) if item in value[:i]]
+        )
 
     return check
 
@@ -107,7 +109,9 @@ def table(path: str, value: Any, required: Mapping[str, Check], optional: Mappin
     found += [f"{prefix}{key}: is missing" for key in required if key not in value]
     for key, check in known.items():
         problems = check(value[key]).splitlines() if key in value else []
-        found += [f"{prefix}{key}{problem}" if problem[0] in ".[" else f"{prefix}{key}: {problem}" for problem in problems]
+        found += [
+            f"{prefix}{key}{problem}" if problem[0] in ".[" else f"{prefix}{key}: {problem}" for problem in problems
+        ]
     return found
 
 

@@ -33,13 +33,17 @@ def load(directory: Path) -> Matrix:
                 data[key] = [*data[key], *value]
             else:
                 problems.append(f"{file.name}: {key}: stands in another file too")
-            labels.setdefault(key, []).extend(f"{file.name}: {key}[{i}]" for i in range(len(value) if isinstance(value, list) else 0))
+            labels.setdefault(key, []).extend(
+                f"{file.name}: {key}[{i}]" for i in range(len(value) if isinstance(value, list) else 0)
+            )
     if not data and not problems:
         problems.append(f"{directory}: no TOML file is here")
     return from_dict(data, labels=labels, problems=problems)
 
 
-def from_dict(data: Mapping[str, Any], *, labels: Mapping[str, Sequence[str]] | None = None, problems: Sequence[str] = ()) -> Matrix:
+def from_dict(
+    data: Mapping[str, Any], *, labels: Mapping[str, Sequence[str]] | None = None, problems: Sequence[str] = ()
+) -> Matrix:
     """Check everything and build the matrix.
 
     `labels` says how errors call each row (file and index), `problems` are those met before. Raises MatrixError with all
@@ -49,7 +53,9 @@ def from_dict(data: Mapping[str, Any], *, labels: Mapping[str, Sequence[str]] | 
     # A file that can't be read would make everything in it look missing: say only what is wrong with the others.
     partial = bool(problems)
     rows: dict[str, list[tuple[str, dict[str, Any]]]] = {key: [] for key in ROWS}
-    found += [f"{key}: unknown key{checks.meant(key, [*ROWS, *SETTINGS])}" for key in data if key not in {*ROWS, *SETTINGS}]
+    found += [
+        f"{key}: unknown key{checks.meant(key, [*ROWS, *SETTINGS])}" for key in data if key not in {*ROWS, *SETTINGS}
+    ]
     for key, (required, optional) in ROWS.items():
         value = data.get(key, [])
         if not isinstance(value, list):
@@ -71,7 +77,9 @@ def from_dict(data: Mapping[str, Any], *, labels: Mapping[str, Sequence[str]] | 
         # Whether something names no row can only be said when every row was understood.
         found += _dangling(rows, settings)
     if found:
-        raise MatrixError(found, hint="`#:schema ./schema.json` on the first line lets an editor check a file while you type")
+        raise MatrixError(
+            found, hint="`#:schema ./schema.json` on the first line lets an editor check a file while you type"
+        )
     return _build(rows, settings)
 
 
@@ -140,7 +148,12 @@ def _meets(when: Mapping[str, Any], rows: Rows, platforms: Iterable[str]) -> boo
     conv1ds = {row["version"] for _, row in rows["conv1d"] if fits({"conv1d": row["version"]})}
     none = fits({"conv1d": "none"})
     stacks = (
-        {"cuda": row["cuda"], "torch": row["torch"], "triton": row["triton"], "override": str("triton_pin" in row).lower()}
+        {
+            "cuda": row["cuda"],
+            "torch": row["torch"],
+            "triton": row["triton"],
+            "override": str("triton_pin" in row).lower(),
+        }
         for _, row in rows["stacks"]
         if (none if row.get("conv1d") else conv1ds)
     )
@@ -155,7 +168,8 @@ def _meets(when: Mapping[str, Any], rows: Rows, platforms: Iterable[str]) -> boo
 def _build(rows: Rows, settings: Mapping[str, Any]) -> Matrix:
     """Turn sound rows into frozen values."""
     frozen: dict[str, list[dict[str, Any]]] = {
-        key: [{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for _, row in rows[key]] for key in rows
+        key: [{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for _, row in rows[key]]
+        for key in rows
     }
     defaults = {axis: value for axis, value in settings["defaults"].items() if axis != "capabilities"}
     return Matrix(

@@ -32,8 +32,13 @@ def nothing_matches(matrix: Matrix, request: Request) -> BuilderError:
     if unknown := _unknown(matrix, request.asked):
         if refusal := _refused_version(matrix, request, unknown):
             return known_bad(str(request), refusal)
-        problems = [f"unknown {axis} {request.asked[axis]!r}{meant(request.asked[axis], have)}: there is {', '.join(have)}" for axis, have in unknown.items()]
-        return SelectionError("\n".join(problems), hint="to add a version, add its row to the files in matrices/ and lock it")
+        problems = [
+            f"unknown {axis} {request.asked[axis]!r}{meant(request.asked[axis], have)}: there is {', '.join(have)}"
+            for axis, have in unknown.items()
+        ]
+        return SelectionError(
+            "\n".join(problems), hint="to add a version, add its row to the files in matrices/ and lock it"
+        )
     if out := next(cells(matrix, request.asked, request.platform, excluded=True), None):
         about = facts(out)
         reasons = [exclude.reason for exclude in matrix.excludes if applies(exclude.when, about, out.capabilities)]
@@ -41,7 +46,10 @@ def nothing_matches(matrix: Matrix, request: Request) -> BuilderError:
     near = [stack for stack in matrix.stacks if _common(stack, request)]
     best = max((_common(stack, request) for stack in near), default=0)
     rows = [stack for stack in near if _common(stack, request) == best] or list(matrix.stacks)
-    return SelectionError(f"no row of the matrix has {request}; these come nearest:\n" + lines(map(row, rows)), hint=f"for example {row(rows[0])}")
+    return SelectionError(
+        f"no row of the matrix has {request}; these come nearest:\n" + lines(map(row, rows)),
+        hint=f"for example {row(rows[0])}",
+    )
 
 
 def _common(stack: Stack, request: Request) -> int:
@@ -57,7 +65,11 @@ def _unknown(matrix: Matrix, asked: Mapping[str, str]) -> dict[str, list[str]]:
         "python": [base.python for base in matrix.bases],
         "base": [base.name for base in matrix.bases],
     }
-    return {axis: have[axis] for axis, value in asked.items() if not any(value == known if axis == "base" else prefixes(value, known) for known in have[axis])}
+    return {
+        axis: have[axis]
+        for axis, value in asked.items()
+        if not any(value == known if axis == "base" else prefixes(value, known) for known in have[axis])
+    }
 
 
 def _refused_version(matrix: Matrix, request: Request, unknown: Iterable[str]) -> RuleVerdict | None:

@@ -104,7 +104,10 @@ def _capabilities(matrix: Matrix, texts: Iterable[str]) -> tuple[Capability, ...
     known = {str(capability): capability for capability in matrix.capabilities}
     asked = list(texts)
     if wrong := [text for text in asked if text not in known]:
-        raise SelectionError(f"unknown capability {', '.join(map(repr, wrong))}{meant(wrong[0], known)}", hint=f"known are {', '.join(known)}")
+        raise SelectionError(
+            f"unknown capability {', '.join(map(repr, wrong))}{meant(wrong[0], known)}",
+            hint=f"known are {', '.join(known)}",
+        )
     return tuple(sorted({known[text] for text in asked})) or matrix.default_capabilities
 
 
@@ -114,7 +117,9 @@ def _single(matrix: Matrix, request: Request) -> Image:
         raise SelectionError(f"{request.id} decides all versions already", hint=f"leave out {request}")
     found = select(matrix, request.id)
     if len(found) > 1:
-        raise SelectionError(f"{request.id} means {len(found)} images:\n" + lines(image.id for image in found), hint="name one")
+        raise SelectionError(
+            f"{request.id} means {len(found)} images:\n" + lines(image.id for image in found), hint="name one"
+        )
     return found[0]
 
 
@@ -150,9 +155,14 @@ def _default_value(matching: list[Image], axis: str, default: str, request: Requ
     values = list(dict.fromkeys(cell.versions[axis] for cell in matching))
     value = values[0] if len(values) == 1 else default
     if value not in values:
-        raise SelectionError(f"{request} could mean {axis} {' or '.join(values)}", hint=f"say which, for example {axis.upper()}={values[0]}")
+        raise SelectionError(
+            f"{request} could mean {axis} {' or '.join(values)}",
+            hint=f"say which, for example {axis.upper()}={values[0]}",
+        )
     if axis not in request.asked and not (axis == "base" and request.python):
-        used.append(f"{axis} {value} by default" if value == default else f"{axis} {value}, the only one that goes with it")
+        used.append(
+            f"{axis} {value} by default" if value == default else f"{axis} {value}, the only one that goes with it"
+        )
     elif len(values) > 1:
         used.append(f"{axis} {value} by default, out of {', '.join(values)}")
     return [cell for cell in matching if cell.versions[axis] == value]

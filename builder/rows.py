@@ -48,7 +48,9 @@ ROWS: dict[str, tuple[dict[str, Check], dict[str, Check]]] = {
         {
             "triton_pin": checks.version,
             "reason": checks.text,
-            "toolkit": checks.listing(checks.matching(r"[a-z0-9-]+==[0-9][0-9a-z.]*", "a pinned distribution, name==version")),
+            "toolkit": checks.listing(
+                checks.matching(r"[a-z0-9-]+==[0-9][0-9a-z.]*", "a pinned distribution, name==version")
+            ),
             "devel_image": _DIGEST,
             "conv1d": checks.one_of(["none"]),
             "default_for": checks.listing(checks.one_of(["cuda", "torch", "triton"])),

@@ -31,8 +31,14 @@ def applies(condition: Condition, facts: Mapping[str, str], capabilities: Iterab
     return not condition.capabilities or not set(condition.capabilities).isdisjoint(capabilities)
 
 
-def speaking(rules: Iterable[Rule], facts: Mapping[str, str], capabilities: Iterable[Capability]) -> tuple[RuleVerdict, ...]:
+def speaking(
+    rules: Iterable[Rule], facts: Mapping[str, str], capabilities: Iterable[Capability]
+) -> tuple[RuleVerdict, ...]:
     """The verdicts of all rules that apply, refusals first."""
     asked = frozenset(capabilities)
-    spoken = [RuleVerdict(id=r.id, verdict=r.verdict, sentence=r.sentence, url=r.url, instead=r.instead) for r in rules if applies(r.when, facts, asked)]
+    spoken = [
+        RuleVerdict(id=r.id, verdict=r.verdict, sentence=r.sentence, url=r.url, instead=r.instead)
+        for r in rules
+        if applies(r.when, facts, asked)
+    ]
     return tuple(sorted(spoken, key=lambda verdict: verdict.verdict != "refuse"))
