@@ -1,8 +1,8 @@
 """The autotuner's thread race, forced by barriers instead of hoped for.
 
 Every scenario runs in a process of its own, with the fix in both its forms and, to prove that it can fail, without it.
-The kernels are Python objects, so no GPU and no compiler is needed; `python test_race_autotuner.py MODE` runs them all, MODE
-being fixed, descriptors or plain.
+The kernels are Python objects, so no GPU and no compiler is needed; `python test_race_autotuner.py MODE` runs them
+all, MODE being fixed, descriptors or plain.
 BLACKWELL_EXTRA_TRITONS names more directories with a Triton to try (colon-separated `uv pip install --target` trees).
 """
 

@@ -1,0 +1,114 @@
+"""Changing a cache: taking damaged entries out, and making a copied cache true at its new place."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blackwell.kernels import sums
+from blackwell.kernels.damage import Damage, verify_cache
+from blackwell.kernels.entries import GROUP_PREFIX, TRITON, triton_directories
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removed:
+    """An entry that was taken out. `recompiles` says in words what the next run makes anew; empty for leftovers."""
+
+    entry: str
+    reasons: tuple[str, ...]
+    recompiles: str
+
+
+def what_recompiles(cache: Path, entry: str) -> str:
+    """What the next run must make when `entry` is gone, in words."""
+    path = cache / entry
+    if entry.startswith(TRITON + "/"):
+        names = sorted(os.listdir(path)) if path.is_dir() else [path.name]
+        for name in names:
+            if name.startswith(GROUP_PREFIX) or name.endswith(".cubin"):
+                return f"kernel {name.removeprefix(GROUP_PREFIX).rpartition('.')[0]}"
+        for name in names:
+            if name.endswith(".autotune.json"):
+                return f"autotuning of {name.removesuffix('.autotune.json')} (a benchmark, no compile)"
+            if name.endswith(".so"):
+                return f"C module {name.partition('.')[0]} (needs a C compiler)"
+        return f"entry {path.name}" if names and not path.name.startswith("tmp.pid_") else ""
+    kind = Path(entry).parts[1] if len(Path(entry).parts) > 1 else ""
+    if kind in ("fxgraph", "aotautograd"):
+        return f"Inductor graph {Path(entry).parent.name[:12]} ({kind})"
+    if entry.endswith(".best_config"):
+        return "autotuning of an Inductor kernel (a benchmark, no compile)"
+    return f"Inductor code {path.name}"
+
+
+def repair(cache: Path, damages: Sequence[Damage] | None = None) -> list[Removed]:
+    """Remove the damaged entries and nothing else, and drop them from the checksum list.
+
+    An entry leaves by one rename, so a running job sees it whole or not at all. Raises PermissionError when the cache
+    can't be written, before anything was changed.
+    """
+    damages = verify_cache(cache) if damages is None else damages
+    by_entry: dict[str, list[Damage]] = {}
+    for damage in damages:
+        by_entry.setdefault(damage.entry, []).append(damage)
+    if not by_entry:
+        return []
+    trash = cache / f".trash.{os.getpid()}"
+    trash.mkdir()
+    removed = []
+    try:
+        for number, (entry, found) in enumerate(sorted(by_entry.items())):
+            leftover = all(damage.kind == "leftover" for damage in found)
+            words = "" if leftover else what_recompiles(cache, entry)
+            with contextlib.suppress(FileNotFoundError):  # the file was missing: only its line in the list goes
+                (cache / entry).rename(trash / str(number))
+            reasons = tuple(f"{damage.path}: {damage.kind} ({damage.detail})" for damage in found)
+            removed.append(Removed(entry=entry, reasons=reasons, recompiles=words))
+    finally:
+        listed = sums.read_list(cache)
+        if listed is not None:
+            gone = {item.entry for item in removed}
+            kept = {n: s for n, s in listed.items() if n not in gone and not any(n.startswith(f"{g}/") for g in gone)}
+            sums.write_list(cache, kept)
+        shutil.rmtree(trash, ignore_errors=True)
+    return removed
+
+
+def relocate(cache: Path, old: str, new: str) -> list[str]:
+    """Rewrite the absolute paths of a cache that was built at `old` and now lies at `new`; returns the files changed.
+
+    Only group files matter: Inductor's entries hold paths as well, but only in comments and debug lines. Every file is
+    replaced atomically, its line in the checksum list only when its old content was as listed, and running it again
+    finishes what an interrupted run began. Raises ValueError for a relative path.
+    """
+    if not (os.path.isabs(old) and os.path.isabs(new)):
+        raise ValueError(f"relocate needs two absolute paths, not {old!r} and {new!r}")
+    old, new = os.path.normpath(old), os.path.normpath(new)
+    listed = sums.read_list(cache)
+    changed = []
+    for directory in triton_directories(cache):
+        for group in sorted(directory.glob(f"{GROUP_PREFIX}*.json")):
+            content = group.read_bytes()
+            try:
+                children = json.loads(content)["child_paths"]
+            except (ValueError, KeyError, TypeError):
+                continue  # damaged: for `repair`
+            moved = {name: _moved(path, old, new) for name, path in children.items()}
+            if moved == children:
+                continue
+            relative = str(group.relative_to(cache))
+            sound = listed is not None and listed.get(relative) == sums.file_sum(group)
+            sums.write_atomic(group, json.dumps({"child_paths": moved}).encode())
+            if listed is not None and sound:
+                listed[relative] = sums.file_sum(group)
+            changed.append(relative)
+    if changed and listed is not None:
+        sums.write_list(cache, listed)
+    return changed
+
+
+def _moved(path: str, old: str, new: str) -> str:
+    return new + path[len(old) :] if path == old or path.startswith(old + "/") else path

@@ -1,0 +1,50 @@
+"""The checksum list beside a sealed cache, in the format of `sha256sum`."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+LIST = "SHA256SUMS"
+
+
+def file_sum(path: Path) -> str:
+    """SHA-256 of a file in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_list(cache: Path) -> dict[str, str] | None:
+    """Relative path -> SHA-256; None when the cache isn't sealed. Lines that are no entries are skipped."""
+    path = cache / LIST
+    if not path.is_file():
+        return None
+    lines = (line.partition("  ") for line in path.read_text(errors="replace").splitlines())
+    return {name: digest for digest, _, name in lines if name and len(digest) == 64}
+
+
+def write_list(cache: Path, sums: Mapping[str, str]) -> None:
+    """Replace the list atomically."""
+    text = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
+    write_atomic(cache / LIST, text.encode())
+
+
+def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file so that a reader sees the old or the new one, whatever happens; leaves no temporary file behind."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(mode)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def listed_files(cache: Path) -> list[str]:
+    """Relative paths of all files that belong into the list, sorted."""
+    files = (Path(folder, name) for folder, _, names in os.walk(cache) for name in names)
+    return sorted(str(f.relative_to(cache)) for f in files if f.name != LIST and f.suffix != ".lock")
