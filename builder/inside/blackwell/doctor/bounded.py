@@ -67,6 +67,7 @@ def _child(function: Callable[[Report], None], answers: int, output: int) -> Non
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # whatever the caller had put in their place
         function(lambda value: _write(answers, pickle.dumps(value)))
         code = 0
     except BaseException as problem:  # reported, whatever it is: the parent must be able to say why

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from blackwell import paths
 from blackwell.doctor.finding import Finding, Seen, failed, passed, skipped, warned
 from blackwell.doctor.gpus import Gpu
 
@@ -34,21 +35,16 @@ CUDA_ERRORS = {
 
 
 def null_gpu(environment: Mapping[str, str]) -> str | None:
-    """The setting that puts a null GPU under this process, None when there is none."""
-    preloads = re.split(r"[\s:]+", environment.get("LD_PRELOAD", ""))
-    for path in preloads:
-        if "nullgpu" in path:
-            return f"LD_PRELOAD={path}"
+    """What puts a null GPU under this process, None when there is none."""
+    own = str(paths.nullgpu_lib())
+    for path in re.split(r"[\s:]+", environment.get("LD_PRELOAD", "")):
+        if "nullgpu" in path or (path and path.startswith(own)):
+            return f"LD_PRELOAD holds {path}"
     try:
         system = Path("/etc/ld.so.preload").read_text()
     except OSError:
-        system = ""
-    if "nullgpu" in system:
-        return f"/etc/ld.so.preload holds {system.strip()}"
-    for name in ("BLACKWELL_NULLGPU", "NULLGPU_CARD"):
-        if environment.get(name):
-            return f"{name}={environment[name].splitlines()[0][:60]}"
-    return None
+        return None
+    return f"/etc/ld.so.preload holds {system.strip()}" if "nullgpu" in system else None
 
 
 def _not_judged(seen: Seen) -> Finding | None:
@@ -250,13 +246,16 @@ def nvidia_variables(seen: Seen) -> Finding:
 
 def preload(seen: Seen) -> Finding:
     """A null GPU, or a library that isn't there, preloaded into this job."""
-    on = null_gpu(seen.environment)
+    environment = seen.environment
+    on = null_gpu(environment)
     if on:
         return failed(
             f"the null GPU is on ({on}): nothing that is computed here is real",
             "unset it; only `blackwell warm` may set it",
         )
-    names = [name for name in re.split(r"[\s:]+", seen.environment.get("LD_PRELOAD", "")) if name]
+    if left := [name for name in ("NULLGPU_ON", "NULLGPU_CARD") if environment.get(name)]:
+        return warned(f"{' and '.join(left)} set, left over from a null GPU that isn't preloaded here", "unset it")
+    names = [name for name in re.split(r"[\s:]+", environment.get("LD_PRELOAD", "")) if name]
     absent = [name for name in names if "/" in name and not os.path.exists(name)]
     if absent:
         return warned(f"LD_PRELOAD names {', '.join(absent)}, which isn't there", "correct or unset LD_PRELOAD")

@@ -5,7 +5,9 @@
 
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
+import json
 import sys
 import types
 import warnings
@@ -28,7 +30,8 @@ def look(report: Callable[[Any], None]) -> None:
         except BaseException as problem:  # a library may even raise SystemExit at import
             report(("error", stage, f"{type(problem).__name__}: {problem}".splitlines()[0]))
         else:
-            report(("facts", stage, facts))
+            # As plain values: unpickling torch's own version type would import torch in the caller.
+            report(("facts", stage, json.loads(json.dumps(facts, default=str))))
 
 
 def _telling(message: str) -> bool:
@@ -90,20 +93,22 @@ def _transformers() -> dict[str, Any]:
 
 def _fla_flags() -> dict[str, Any]:
     """FLA's own idea of the machine, without importing all of its models."""
-    with _without_init("fla"):
+    with _without_init():
         utils = importlib.import_module("fla.utils")
     return {"platform": utils.device_platform, "blackwell": bool(getattr(utils, "IS_NVIDIA_BLACKWELL", False))}
 
 
 @contextlib.contextmanager
-def _without_init(name: str) -> Iterator[None]:
-    """Let submodules of a package be imported without running the package's own `__init__`."""
+def _without_init() -> Iterator[None]:
+    """Let FLA's submodules be imported without its `__init__`, which imports every model."""
+    name = "fla"
     spec = importlib.util.find_spec(name)
     if spec is None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     shell = types.ModuleType(name)
     shell.__path__ = list(spec.submodule_search_locations or ())
     shell.__spec__ = spec
+    shell.__version__ = importlib.metadata.version("flash-linear-attention")  # type: ignore[attr-defined]
     sys.modules[name] = shell
     try:
         yield

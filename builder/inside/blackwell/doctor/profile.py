@@ -27,7 +27,10 @@ def write_profile(file: str) -> int:
         say("doctor: no profile: blackwell.nullgpu is not installed beside this doctor.")
         return 1
     nullgpu = importlib.import_module("blackwell.nullgpu")
-    outcome = bounded.run(lambda report: report(nullgpu.dump_profile()), SECONDS)
+    driver = report.driver or "of unknown version"
+    outcome = bounded.run(
+        lambda report: report(nullgpu.profile_toml(nullgpu.dump_profile(note=f"NVIDIA driver {driver}"))), SECONDS
+    )
     if not outcome.reports:
         say(f"doctor: no profile: the card could not be read: {outcome.problem}")
         return 1

@@ -1,4 +1,4 @@
-"""How is the job doing? Verdict, last log lines, processes and GPUs, in bounded time; a part without an answer says why.
+"""How is the job doing? Verdict, last log lines, processes and GPUs, in bounded time; a missing part says why.
 
 Exit code = verdict: 0 running, 10 finished, 11 stalled, 12 crashed, 13 unknown (nothing to judge by); 2 wrong usage.
 

@@ -19,6 +19,9 @@ KEPT = 40
 AFTERMATH = 40
 """Lines that may follow a crash (a launcher's summary, other ranks' last words) without the job having gone on."""
 
+INTERLEAVED = 64
+"""Lines of other ranks that may stand between a traceback's first and second line."""
+
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ufffd]+")
 _BEGIN = re.compile(r"^(?P<prefix>.*?)Traceback \(most recent call last\):\s*$")
@@ -110,7 +113,7 @@ def _tracebacks(lines: list[str]) -> list[tuple[int, list[str]]]:
             index += 1
             continue
         prefix = begin["prefix"]
-        if index + 1 < len(lines) and not lines[index + 1].startswith(prefix):
+        if not any(line.startswith(f"{prefix}  ") for line in lines[index + 1 : index + 1 + INTERLEAVED]):
             prefix = ""  # a logger's prefix stands before the first line only
         text, last = _one_traceback(lines, index, prefix)
         if found and _is_chained(lines, found[-1][0], index, prefix):

@@ -101,7 +101,7 @@ def _command(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """/proc/PID/stat from the state on: [0] state, [1] parent, [11] and [12] ticks, [19] start, [21] pages, [49] exit."""
+    """/proc/PID/stat from the state on: 0 state, 1 parent, 11 and 12 ticks, 19 start, 21 pages, 49 exit status."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
