@@ -18,6 +18,11 @@ from blackwell.step import reference
 from blackwell.step.config import StepError
 from blackwell.step.mask import DraftMask
 
+# With fewer than 128 queries flex picks its decoding kernel, which finds no valid configuration for Q = 80 and two query heads to a key
+# head (NoValidChoicesError). Training wants the main kernel, with its fused backward, at any Q.
+# https://github.com/pytorch/pytorch/pull/185349; remove when every supported torch has it.
+KERNEL_OPTIONS = {"FORCE_USE_FLEX_ATTENTION": True}
+
 _lock = threading.Lock()
 _ran: dict[str, set[str]] = {}
 _compiled: Any = None
@@ -123,7 +128,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
         _note("attention", "torch reference (dense)")
         return reference.dense_attention(q, k, v, mask)
     _note("attention", "torch.compile(flex_attention)")
-    return flex()(q, k, v, block_mask=mask, enable_gqa=True)  # type: ignore[no-any-return]
+    return flex()(q, k, v, block_mask=mask, enable_gqa=True, kernel_options=KERNEL_OPTIONS)  # type: ignore[no-any-return]
 
 
 def flex() -> Any:

@@ -1,6 +1,7 @@
 """Watch a run: kernels loaded, cache hits and misses as Triton and Dynamo count them, and warnings that mean a slow path was taken."""
 
 import logging
+import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,6 @@ SLOW_PATH = (
     "recompile_limit",  # Dynamo gave up (https://github.com/vllm-project/vllm/issues/27178)
     "cache_size_limit",  # the same, older name
 )
-_LOGGERS = ("", "torch", "transformers", "fla", "triton")  # transformers and torch don't propagate to the root
 
 
 def is_slow_path(message: str) -> bool:
@@ -71,6 +71,11 @@ class Observer:
             if message not in self.warnings:
                 self.warnings.append(message)
 
+    def by_kernel(self) -> dict[str, dict[str, int]]:
+        """Hits and misses of each Triton kernel; an autotuned kernel counts once per configuration asked for."""
+        names = sorted({*self.hits, *self.misses})
+        return {name: {"hits": self.hits.count(name), "misses": self.misses.count(name)} for name in names}
+
     def graphs(self) -> dict[str, int]:
         """Hits, misses and bypasses of Inductor's FX graph cache and the autograd cache since this observer was entered."""
         return {name: count - self._graphs_before.get(name, 0) for name, count in _graph_counters().items()}
@@ -80,6 +85,11 @@ class Observer:
         return [w for w in self.warnings if is_slow_path(w) and not (cpu and "roll back to cpu" in w.lower())]
 
     def __enter__(self) -> "Observer":
+        filters = warnings.catch_warnings()
+        filters.__enter__()
+        self._undo.append(lambda: filters.__exit__(None, None, None))
+        for fragment in SLOW_PATH:  # heard however PYTHONWARNINGS is set, and not only the first time
+            warnings.filterwarnings("always", message=f"(?is).*{re.escape(fragment)}")
         show = warnings.showwarning
 
         def showwarning(message: Warning | str, *args: Any, **kwargs: Any) -> None:
@@ -89,9 +99,9 @@ class Observer:
         warnings.showwarning = showwarning
         self._undo.append(lambda: setattr(warnings, "showwarning", show))
         collector = _Collector(self.on_warning)
-        for name in _LOGGERS:
-            logging.getLogger(name).addHandler(collector)
-            self._undo.append(lambda name=name: logging.getLogger(name).removeHandler(collector))  # type: ignore[misc]
+        for logger in _top_loggers():
+            logger.addHandler(collector)
+            self._undo.append(lambda logger=logger: logger.removeHandler(collector))  # type: ignore[misc]
         self._watch_triton()
         self._graphs_before = _graph_counters()
         return self
@@ -114,6 +124,15 @@ class Observer:
         self._undo.append(lambda: setattr(knobs.compilation, "listener", before))
         knobs.runtime.kernel_load_end_hook.add(self.on_load)
         self._undo.append(lambda: knobs.runtime.kernel_load_end_hook.remove(self.on_load))
+
+
+def _top_loggers() -> list[logging.Logger]:
+    """The root logger and every logger that does not pass its records on to it; transformers sets that up when it is imported."""
+    import torch._dynamo  # noqa: F401 - sets up torch's loggers
+
+    known = [logger for logger in logging.Logger.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    names = {logger.name for logger in known if not logger.propagate} | {"", "transformers"}
+    return [logging.getLogger(name) for name in sorted(names)]
 
 
 def cold_text(name: str) -> str:

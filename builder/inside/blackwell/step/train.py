@@ -28,7 +28,8 @@ class Report:
     peak_memory: int
     kernels_loaded: int
     hits: int
-    misses: list[str]
+    misses: int
+    kernels: dict[str, dict[str, int]]  # per Triton kernel: hits and misses
     graphs: dict[str, int]
     seconds: dict[str, float]
     implementations: dict[str, list[str]]
@@ -96,7 +97,8 @@ def _observed(config: StepConfig, null: bool, observer: Observer, started: float
         peak_memory=_peak_memory(config.device),
         kernels_loaded=observer.loads,
         hits=len(observer.hits),
-        misses=list(observer.misses),
+        misses=len(observer.misses),
+        kernels=observer.by_kernel(),
         graphs=observer.graphs(),
         seconds={name: round(value, 4) for name, value in seconds.items()},
         implementations=kernels.implementations(),
