@@ -6,6 +6,7 @@ compiled a second time. In an image build:
   blackwell warm --image                                      the default workloads for every card of the image
   blackwell warm --card "NVIDIA B200" --workload qwen3.5-27b  a named workload
   blackwell warm --card "NVIDIA B200" -- python train.py      your own script, in a Dockerfile of three lines FROM this image
+  blackwell warm --check --card "NVIDIA B200" -- python train.py   in any container of that image: is it still warm?
 
 The caches are those the image's environment names (BLACKWELL_CACHE); a report of all kernels is left beside them. Every rank of a job
 should see its GPU as device 0 (its own CUDA_VISIBLE_DEVICES): the index is part of Inductor's keys. --devices N shows N.
@@ -39,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, metavar="S", help=f"seconds a program may take (default: the workload's; {SCRIPT_TIMEOUT})")
     parser.add_argument("--bundle", type=Path, metavar="FILE", help="measured choices of `blackwell tune`, preferred on their cards")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="cache to fill (default: BLACKWELL_CACHE)")
-    parser.add_argument("--no-check", action="store_true", help="skip the second pass that must find everything warm")
+    checks = parser.add_mutually_exclusive_group()
+    checks.add_argument("--check", action="store_true", help="fill nothing: only run as a job would, and fail if anything is compiled")
+    checks.add_argument("--no-check", action="store_true", help="skip the second pass that must find everything warm")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("program", nargs="*", metavar="-- PROGRAM", help="your own program and its arguments, after --")
 
@@ -67,8 +70,13 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
     started = time.monotonic()
     cache = _cache(args)
-    setting = engine.Setting(cache=cache, devices=args.devices, jobs=args.jobs or engine.default_jobs(), bundle=args.bundle)
+    setting = engine.Setting(
+        cache=cache, devices=args.devices, jobs=args.jobs or engine.default_jobs(), bundle=args.bundle, as_a_job=args.check
+    )
     jobs = _jobs(args)
+    if args.check:
+        results = engine.check(jobs, setting, strict_bypass=not args.program)
+        return {"runs": len(results), "kernels_found": sum(outcome.hits for _, outcome in results), "compiled": 0}
     capabilities = sorted({job.card.capability for job in jobs})
     output.say(f"blackwell warm: {len(jobs)} runs for compute capabilities {', '.join(capabilities)}, {setting.jobs} at once, into {cache}")
     outcomes = engine.warm(jobs, setting)
@@ -83,13 +91,13 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     before = json.loads(path.read_text()) if path.exists() else {}
     cards = list(dict.fromkeys([*before.get("cards", []), *(job.card.name for job in jobs)]))
     assembler = report.assembler_label(_assemblers(cards))
-    facts = {"fingerprint": cache.name, "assembler": assembler, "cards": cards, "profiles": _profiles(cards)}
+    facts = {"fingerprint": cache.name, "assembler": assembler, "cards": cards, "capabilities": _capabilities(cards), "profiles": _profiles(cards)}
     content = report.make(cache, outcomes, before, facts)
     path.write_text(json.dumps(content, indent=1) + "\n")
     summary = report.summary(cache, content, cards, assembler)
     (cache.parent / report.SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
-    cleanup.open_for_reading(cache)
-    (cache.parent / report.SUMMARY).chmod(0o644)
+    for place, mode in ((cache.parent, 0o755), (cache.parent / report.SUMMARY, 0o644)):
+        place.chmod(mode)
     _seal(cache, facts)
     output.say(f"blackwell warm: {summary['cache.entries']} kernels, {summary['cache.bytes'] / 1e6:.1f} MB, {time.monotonic() - started:.0f} s")
     return summary
@@ -100,6 +108,8 @@ def _cache(args: argparse.Namespace) -> Path:
     cache = args.cache or paths.baked_cache()
     if cache is None:
         raise engine.WarmError("no cache to fill: BLACKWELL_CACHE is not set, so this is not one of our images; name a directory with --cache.")
+    if args.check:
+        return Path(cache)
     try:
         for part in ("triton", "inductor"):
             (cache / part).mkdir(parents=True, exist_ok=True)
@@ -148,6 +158,17 @@ def _jobs(args: argparse.Namespace) -> list[engine.Job]:
     ]
 
 
+def _capabilities(cards: list[str]) -> list[str]:
+    """The image's compute capabilities, which its fingerprint is made of; outside an image those of the cards."""
+    from blackwell import nullgpu
+
+    try:
+        return [str(capability) for capability in paths.image_facts()["capabilities"]]
+    except (FileNotFoundError, KeyError):
+        pass
+    return sorted({nullgpu.card_named(name).capability for name in cards}, key=lambda text: tuple(map(int, text.split("."))))
+
+
 def _assemblers(cards: list[str]) -> dict[str, str]:
     """Version texts of the assemblers that these cards' kernels were made with."""
     from blackwell import fingerprint, nullgpu
@@ -167,12 +188,12 @@ def _profiles(cards: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _seal(cache: Path, facts: dict[str, Any]) -> None:
+    from blackwell.kernels import seal
+
     try:
-        from blackwell.kernels import seal
-    except ImportError:  # until blackwell.kernels is complete
-        output.say("blackwell warm: NOT SEALED, this image's code has no blackwell.kernels.seal")
-        return
-    seal(cache, facts)
+        seal(cache, facts)
+    except ValueError as error:
+        raise engine.WarmError(f"the caches are full, but damaged: {error}") from error
 
 
 if __name__ == "__main__":

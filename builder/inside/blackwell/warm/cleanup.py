@@ -47,12 +47,3 @@ def files(cache: Path) -> frozenset[str]:
         for folder, _, names in os.walk(cache / part):
             found.update(str((Path(folder) / name).relative_to(cache)) for name in names)
     return frozenset(found)
-
-
-def open_for_reading(cache: Path) -> None:
-    """Let every user read the cache: directories 0755, files 0644, or 0755 where the owner may execute them."""
-    for folder, directories, names in os.walk(cache):
-        for path in (Path(folder) / name for name in [*directories, *names]):
-            if not path.is_symlink():
-                path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
-    cache.chmod(0o755)

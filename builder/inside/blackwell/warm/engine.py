@@ -37,6 +37,7 @@ class Setting:
     jobs: int
     bundle: Path | None = None
     directory: Path | None = None  # where the programs run; None: here
+    as_a_job: bool = False  # leave the caches' places to the environment and the start-up hook's overlay, as for a job
 
 
 def default_jobs() -> int:
@@ -122,7 +123,9 @@ def check(jobs: Sequence[Job], setting: Setting, strict_bypass: bool) -> list[tu
 
 
 def _run(job: Job, setting: Setting, progress: "Progress", limits: choice.Limits | None, threads: int) -> child.Outcome:
-    environment = child.cache_environment({**os.environ, **nullgpu.environment(job.card.name, setting.devices)}, setting.cache)
+    environment = {**os.environ, **nullgpu.environment(job.card.name, setting.devices)}
+    if not setting.as_a_job:
+        environment = child.cache_environment(environment, setting.cache)
     outcome = child.run(
         job.argv,
         environment,
