@@ -195,7 +195,7 @@ def labels(work: Work, warm: Mapping[str, Any]) -> dict[str, str]:
         **{f"version.{k}": v for k, v in image.versions.items()},
         **{f"{k}": str(v) for k, v in warm.items()},
         **({"override": f"triton {image.stack.triton} for {image.stack.triton_pin}"} if image.stack.override else {}),
-        **({"warnings": ",".join(r.id for r in image.rules)} if image.rules else {}),
+        **({"warnings": ",".join(r.id for r in image.warnings)} if image.warnings else {}),
     }
     return {**{f"org.opencontainers.image.{k}": v for k, v in oci.items()}, **{LABEL + k: v for k, v in own.items()}}
 

@@ -106,7 +106,7 @@ def list_(json_: bool, markdown: bool, **options: Any) -> None:
     table = Table("identifier", "locked", "warnings", box=None, pad_edge=False)
     for image in images:
         table.add_row(
-            image.id, "yes" if project.lock_path(image).exists() else "no", ", ".join(r.id for r in image.rules)
+            image.id, "yes" if project.lock_path(image).exists() else "no", ", ".join(r.id for r in image.warnings)
         )
     Console(width=200 if not OUT.is_terminal else None).print(table)
 
@@ -193,7 +193,7 @@ def build_(json_: bool, **options: Any) -> None:
     """
     project = flow.Project.find()
     image = flow.choose(project, request_of(options))
-    for rule in image.rules:
+    for rule in image.warnings:
         say(f"warning: {rule.sentence} ({rule.url})")
     result = flow.build_image(run, project, image, say)
     engine = docker.ensure(run, say)

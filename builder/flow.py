@@ -5,15 +5,15 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from builder import arch, build, layout, lock, matrix, plan, render, verify
 from builder.engine import debian, docker, host, uv
 from builder.engine.process import Runner
-from builder.errors import CommandError, LockMissingError, SelectionError, VerifyError
+from builder.errors import CommandError, LockMissingError, LockStaleError, SelectionError, VerifyError
 from builder.inside_data import cards_for
 from builder.values import DebianPackage, Image, Lock, Matrix
 
@@ -95,23 +95,29 @@ def read_lock(project: Project, image: Image) -> Lock:
 def make_lock(run: Runner, project: Project, image: Image, say: Callable[[str], None]) -> Lock:
     """Resolve an image anew and write its lock, whole or not at all."""
     say(f"resolving {image.lock_name}")
-    epoch = int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
-    packages: Sequence[DebianPackage] = ()
-    path = project.lock_path(image)
-    old = lock.loads(path.read_text(), where=path.name) if path.exists() else None
-    resolver = partial(uv.resolve, run, python=image.base.python, platform=image.platform)
-    fresh = lock.make(image, layout.layers(), resolver, (), epoch)
+    packages: tuple[DebianPackage, ...] = ()
     if not image.base.reference:
         require_host_tools(run, say)
         packages = debian.simulate(run, image.base, image.arch)
-    fresh = replace(fresh, debian=tuple(packages))
-    if old and replace(old, epoch=epoch) == fresh:  # nothing moved: the lock, and with it every layer, stays as it is
-        return old
+    resolver = partial(uv.resolve, run, python=image.base.python, platform=image.platform)
+    fresh = lock.make(image, layout.layers(), resolver, packages, _epoch(project, image, packages))
+    path = project.lock_path(image)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(lock.dumps(fresh))
     part.rename(path)
     return fresh
+
+
+def _epoch(project: Project, image: Image, packages: tuple[DebianPackage, ...]) -> int:
+    """The time stamp of a lock: that of an older lock with the same base, so that their images share its layers; else now."""
+    for path in sorted((project.matrices / "locks").glob("*.lock.toml")):
+        with contextlib.suppress(LockStaleError):
+            other = lock.loads(path.read_text(), where=path.name)
+            base = image.base.reference or image.base.name
+            if (other.base, other.platform, other.debian) == (base, image.platform, packages):
+                return other.epoch
+    return int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
 
 
 def render_context(project: Project, image: Image, locked: Lock) -> Mapping[str, str]:

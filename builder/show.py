@@ -90,6 +90,6 @@ def markdown_rows(rows: Sequence[tuple[Image, bool]]) -> str:
         triton = v["triton"] + (f" (torch pins {image.stack.triton_pin})" if image.stack.override else "")
         short = ".".join(v["triton"].split(".")[:2])
         ask = f"`make image TRITON={short}`" if default else f"`make image ID={image.lock_name}`"
-        warnings = ", ".join(f"[{r.id}]({r.url})" for r in image.rules if r.verdict == "warn") or "-"
+        warnings = ", ".join(f"[{r.id}]({r.url})" for r in image.warnings) or "-"
         lines.append(f"| {ask} | {v['cuda']} | {v['torch']} | {triton} | {v['fla']} | {v['conv1d']} | {v['python']} | {image.stack.driver_floor} | {warnings} |")
     return "\n".join(lines) + "\n"

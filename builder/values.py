@@ -10,7 +10,7 @@ from functools import total_ordering
 from typing import Any, Literal
 
 Platform = Literal["linux/amd64", "linux/arm64"]
-Verdict = Literal["refuse", "warn"]
+Verdict = Literal["refuse", "warn", "note"]
 
 
 @total_ordering
@@ -179,7 +179,11 @@ class Image:
     @property
     def id(self) -> str:
         """The identifier: selector key, log name, pytest id and tag."""
-        return self.lock_name if self.default_capabilities else f"{self.lock_name}-{'-'.join(c.sm.replace('_', '') for c in self.capabilities)}"
+        return (
+            self.lock_name
+            if self.default_capabilities
+            else f"{self.lock_name}-{'-'.join(c.sm.replace('_', '') for c in self.capabilities)}"
+        )
 
     @property
     def tag(self) -> str:
@@ -199,6 +203,11 @@ class Image:
             "python": self.base.python,
             "base": self.base.name,
         }
+
+    @property
+    def warnings(self) -> tuple[RuleVerdict, ...]:
+        """The rules that warn: neither refusals nor notes."""
+        return tuple(r for r in self.rules if r.verdict == "warn")
 
     @property
     def arch(self) -> str:
@@ -251,7 +260,9 @@ class Lock:
 
     def version(self, name: str) -> str | None:
         """Locked version of a distribution that the runtime image has, or None."""
-        return next((d.version for d in self.distributions if d.name == name and d.layer not in ("tools", "compiler")), None)
+        return next(
+            (d.version for d in self.distributions if d.name == name and d.layer not in ("tools", "compiler")), None
+        )
 
 
 def checksum(value: Any) -> str:

@@ -105,8 +105,8 @@ def test_facts_of_an_image(matrix: Matrix) -> None:
 
 # Rule, verdict, versions for which it must speak, capabilities, versions for which it must be silent.
 TRAPS: list[tuple[str, str, dict[str, str], tuple[str, ...], dict[str, str]]] = [
-    ("triton-autotuner-race", "warn", {"triton": "3.6.0"}, ("12.0",), {"triton": "3.5.1"}),
-    ("triton-autotuner-race", "warn", {"triton": "3.9.1"}, ("12.0",), {"triton": "3.10.0"}),
+    ("triton-autotuner-race", "note", {"triton": "3.6.0"}, ("12.0",), {"triton": "3.5.1"}),
+    ("triton-autotuner-race", "note", {"triton": "3.9.1"}, ("12.0",), {"triton": "3.10.0"}),
     ("triton-3.7.0-nondeterministic", "warn", {"torch": "2.12.0", "triton": "3.7.0"}, ("10.0",), {"triton": "3.7.1"}),
     ("fla-gated-delta-rule-race", "refuse", {"fla": "0.5.1", "triton": "3.6.0"}, ("10.0",), {"fla": "0.5.2"}),
     (
@@ -130,13 +130,13 @@ TRAPS: list[tuple[str, str, dict[str, str], tuple[str, ...], dict[str, str]]] = 
     ("fla-ignores-cache-mode", "warn", {"fla": "0.5.0"}, ("12.0",), {"fla": "0.5.1"}),
     ("fla-wants-newer-conv1d", "warn", {"conv1d": "1.6.2.post1"}, ("12.0",), {"conv1d": "1.6.2.post1", "fla": "0.5.2"}),
     ("triton-override", "warn", {"torch": "2.11.0", "override": "true"}, ("12.0",), {"torch": "2.11.0"}),
-    ("triton-ptxas-path-ignored", "warn", {"triton": "3.6.0"}, ("12.0",), {"triton": "3.5.1"}),
-    ("triton-3.6-truncated-group-file", "warn", {"triton": "3.6.0"}, ("12.0",), {"triton": "3.7.1"}),
-    ("flex-backward-shared-memory", "warn", {"torch": "2.15.0"}, ("12.0",), {"torch": "2.16.0"}),
-    ("cuda-13-forward-compatibility", "warn", {"cuda": "13.0"}, ("12.0",), {"cuda": "12.8"}),
-    ("conv1d-wrong-sm-103-code", "warn", {"conv1d": "1.6.1"}, ("10.3",), {"conv1d": "none"}),
-    ("conv1d-wrong-sm-103-code", "warn", {"conv1d": "1.7.0"}, ("10.3",), {"cuda": "12.8"}),
-    ("conv1d-hard-coded-architectures", "warn", {"conv1d": "1.7.0"}, ("12.0",), {"conv1d": "none"}),
+    ("triton-ptxas-path-ignored", "note", {"triton": "3.6.0"}, ("12.0",), {"triton": "3.5.1"}),
+    ("triton-3.6-truncated-group-file", "note", {"triton": "3.6.0"}, ("12.0",), {"triton": "3.7.1"}),
+    ("flex-backward-shared-memory", "note", {"torch": "2.15.0"}, ("12.0",), {"torch": "2.16.0"}),
+    ("cuda-13-forward-compatibility", "note", {"cuda": "13.0"}, ("12.0",), {"cuda": "12.8"}),
+    ("conv1d-wrong-sm-103-code", "note", {"conv1d": "1.6.1"}, ("10.3",), {"conv1d": "none"}),
+    ("conv1d-wrong-sm-103-code", "note", {"conv1d": "1.7.0"}, ("10.3",), {"cuda": "12.8"}),
+    ("conv1d-hard-coded-architectures", "note", {"conv1d": "1.7.0"}, ("12.0",), {"conv1d": "none"}),
 ]
 # Rules about some GPUs are silent for an image without them.
 SILENT = [

@@ -10,7 +10,7 @@ ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
     VIRTUAL_ENV=/opt/venv \
     LANG=C.UTF-8 \
     PYTHONUNBUFFERED=1 \
-    SOURCE_DATE_EPOCH=1796094655
+    SOURCE_DATE_EPOCH=1796095153
 RUN --mount=type=bind,source=build/install,target=/opt/build/install sh /opt/build/install/python.sh 3.13
 
 # ---- libraries: CUDA libraries, Triton and torch, each in a layer of its own

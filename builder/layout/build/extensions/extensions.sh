@@ -3,13 +3,15 @@ set -eu
 layer=$1
 out=$2
 site=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-CUDA_HOME=$(dirname "$(dirname "$(find "$site/nvidia" -name nvcc -path '*/bin/nvcc' -print -quit)")")
-[ -x "$CUDA_HOME/bin/nvcc" ] || { echo "builder: the extensions stage has no nvcc: the row's toolkit must name the whole compiler" >&2; exit 1; }
+# The compiler of the row's `toolkit` wheels, or of its `devel_image`.
+nvcc=$(find "$site/nvidia" -path '*/bin/nvcc' -print -quit)
+CUDA_HOME=$(dirname "$(dirname "${nvcc:-/opt/cuda/bin/nvcc}")")
+[ -x "$CUDA_HOME/bin/nvcc" ] || { echo "builder: the extensions stage has no nvcc: the row needs a toolkit with nvidia-cuda-nvcc, or a devel_image" >&2; exit 1; }
 mv "$CUDA_HOME/bin/nvcc" "$CUDA_HOME/bin/nvcc.real"
 cp /opt/build/extensions/nvcc "$CUDA_HOME/bin/nvcc"
 chmod 755 "$CUDA_HOME/bin/nvcc"
 # The CUDA wheels have no lib64 and no unversioned names, which the linker asks for.
-ln -s lib "$CUDA_HOME/lib64"
+[ -e "$CUDA_HOME/lib64" ] || ln -s lib "$CUDA_HOME/lib64"
 for library in "$CUDA_HOME"/lib/lib*.so.*; do ln -sf "$(basename "$library")" "${library%%.so.*}.so"; done
 export CUDA_HOME MAX_JOBS="$JOBS" GENCODE
 export CAUSAL_CONV1D_FORCE_BUILD=TRUE  # never the wheel that its setup script guesses a URL for
