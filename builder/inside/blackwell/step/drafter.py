@@ -1,5 +1,6 @@
 """The drafter: a small block-diffusion model that predicts a whole block in parallel from the target's hidden states."""
 
+import math
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def rotary(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -
     """Cosines and sines of the rotary embedding. positions [B,L] -> two of [B,1,L,d], in `dtype`."""
     wide = torch.promote_types(dtype, torch.float32)
     exponents = torch.arange(0, head_dim, 2, device=positions.device).to(wide) / head_dim
-    angles = positions.to(wide)[..., None] * theta**-exponents  # [B,L,d/2]
+    angles = positions.to(wide)[..., None] * torch.exp(-math.log(theta) * exponents)  # [B,L,d/2]
     angles = torch.cat([angles, angles], dim=-1)[:, None]
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
