@@ -8,12 +8,13 @@ and never raise: whatever goes wrong here, the job still starts, only without th
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # known to type checkers by its name; importing `typing` would cost several milliseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
 CACHE_USERS = frozenset({"torch", "triton"})
 AUTOTUNER = "triton.runtime.autotuner"

@@ -27,7 +27,8 @@ TMP = re.compile(r"^tmp\.pid_|^\.\d+\.\d+\.tmp$")
 """Left behind by a writer that was killed: Triton's directories, Inductor's files."""
 
 MACHINES = {"x86_64": 62, "aarch64": 183}
-RAISES, RECOMPILES, RUBBISH, HARMLESS = "raises", "recompiles silently", "loads rubbish", "harmless"
+RAISES, RECOMPILES, RUBBISH = "raises", "recompiles silently", "loads rubbish"
+CRASHES, HARMLESS = "kills the process", "harmless"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +95,10 @@ def _effect(relative: str, kind: str) -> str:
         return RECOMPILES if kind == "missing" else RAISES
     if name.endswith(".autotune.json"):
         return RECOMPILES if kind == "missing" else RAISES
-    if name.endswith((".json", ".so")):
+    if name.endswith(".json"):
         return RECOMPILES if kind == "missing" else RAISES
+    if name.endswith(".so"):
+        return RECOMPILES if kind == "missing" else CRASHES
     if name.endswith(".cubin"):
         return RAISES if kind == "missing" else RUBBISH
     return RECOMPILES if kind == "missing" else RUBBISH
@@ -237,7 +240,7 @@ def _check_text(path: Path) -> None:
         raise _Wrong("truncated", "braces are not closed")
     if path.suffix == ".ptx" and f".entry {path.stem}" not in text and len(path.stem) < 150:
         raise _Wrong("foreign", f"has no entry {path.stem}")
-    if path.suffix in (".ttir", ".ttgir", ".source") and f"@{path.stem}(" not in text and len(path.stem) < 150:
+    if path.suffix in (".ttir", ".ttgir", ".source", ".llir") and f"@{path.stem}(" not in text and len(path.stem) < 150:
         raise _Wrong("foreign", f"has no function {path.stem}")
 
 

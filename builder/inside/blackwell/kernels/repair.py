@@ -22,11 +22,11 @@ class Removed:
     recompiles: str
 
 
-def what_recompiles(cache: Path, entry: str) -> str:
-    """What the next run must make when `entry` is gone, in words."""
+def what_recompiles(cache: Path, entry: str, damaged: Sequence[str] = ()) -> str:
+    """What the next run must make when `entry` is gone, in words; `damaged` names files of it that may be gone."""
     path = cache / entry
     if entry.startswith(TRITON + "/"):
-        names = sorted(os.listdir(path)) if path.is_dir() else [path.name]
+        names = sorted({*(os.listdir(path) if path.is_dir() else [path.name]), *damaged})
         for name in names:
             if name.startswith(GROUP_PREFIX) or name.endswith(".cubin"):
                 return f"kernel {name.removeprefix(GROUP_PREFIX).rpartition('.')[0]}"
@@ -35,7 +35,7 @@ def what_recompiles(cache: Path, entry: str) -> str:
                 return f"autotuning of {name.removesuffix('.autotune.json')} (a benchmark, no compile)"
             if name.endswith(".so"):
                 return f"C module {name.partition('.')[0]} (needs a C compiler)"
-        return f"entry {path.name}" if names and not path.name.startswith("tmp.pid_") else ""
+        return f"entry {path.name}"
     kind = Path(entry).parts[1] if len(Path(entry).parts) > 1 else ""
     if kind in ("fxgraph", "aotautograd"):
         return f"Inductor graph {Path(entry).parent.name[:12]} ({kind})"
@@ -62,9 +62,10 @@ def repair(cache: Path, damages: Sequence[Damage] | None = None) -> list[Removed
     try:
         for number, (entry, found) in enumerate(sorted(by_entry.items())):
             leftover = all(damage.kind == "leftover" for damage in found)
-            words = "" if leftover else what_recompiles(cache, entry)
+            words = "" if leftover else what_recompiles(cache, entry, [Path(d.path).name for d in found])
             with contextlib.suppress(FileNotFoundError):  # the file was missing: only its line in the list goes
                 (cache / entry).rename(trash / str(number))
+                _drop_empty_parents(cache, entry)
             reasons = tuple(f"{damage.path}: {damage.kind} ({damage.detail})" for damage in found)
             removed.append(Removed(entry=entry, reasons=reasons, recompiles=words))
     finally:
@@ -75,6 +76,15 @@ def repair(cache: Path, damages: Sequence[Damage] | None = None) -> list[Removed
             sums.write_list(cache, kept)
         shutil.rmtree(trash, ignore_errors=True)
     return removed
+
+
+def _drop_empty_parents(cache: Path, entry: str) -> None:
+    """Remove the directories that a removed entry leaves empty, but not `triton/` and `inductor/`."""
+    for parent in list(Path(entry).parents)[:-2]:
+        try:
+            (cache / parent).rmdir()
+        except OSError:
+            return
 
 
 def relocate(cache: Path, old: str, new: str) -> list[str]:
