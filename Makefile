@@ -19,7 +19,7 @@ SELECT = $(if $(TRITON),--triton $(TRITON)) $(if $(TORCH),--torch $(TORCH)) $(if
     $(if $(CAPABILITIES),--capability "$(CAPABILITIES)") $(if $(ID),--id $(ID))
 
 .DEFAULT_GOAL := help
-.PHONY: help image images plan list lock verify test lint unit golden publish clean
+.PHONY: help image images plan list lock verify test lint unit golden rows publish clean
 
 help: ## List what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ unit: $(VENV)/.ready ## Unit and golden tests: no processes, no network
 
 golden: $(VENV)/.ready ## Write the golden Dockerfiles anew
 	@rm -rf tests/golden/data && GOLDEN=refresh $(VENV)/bin/pytest -q tests/golden
+
+rows: $(VENV)/.ready ## Write the README's table of images anew
+	@$(VENV)/bin/python -m builder.readme
 
 # CI builds for capability 12.0 alone; it leaves out 10.0, 10.3 and 12.1 (compile time on 2 cores).
 TEST_CAPABILITIES ?= 12.0

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "verify": PURE,
     "inside_data": PURE,
 }
-JOINERS = {"cli", "flow", "__main__", "show"}
+JOINERS = {"cli", "flow", "__main__", "show", "readme"}
 
 
 def imports(path: Path) -> set[str]:
