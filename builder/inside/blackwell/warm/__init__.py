@@ -18,6 +18,7 @@ import os
 import shutil
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Warm, check, report, seal. Exit code 1, with the reason, when a program fails or the second pass is not warm."""
     from blackwell import nullgpu
+    from blackwell.warm.bundle import BundleError
 
     try:
         summary = _run(args)
-    except (engine.WarmError, WorkloadError, nullgpu.NullGpuError) as error:
+    except (engine.WarmError, WorkloadError, BundleError, nullgpu.NullGpuError) as error:
         if args.json:
             output.emit_json({"error": str(error)})
         output.say(f"blackwell warm: {error}")
@@ -66,13 +68,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
-    from blackwell.warm import cleanup, report
+    from blackwell.warm import bundle, cleanup, report
 
     started = time.monotonic()
     cache = _cache(args)
-    setting = engine.Setting(
-        cache=cache, devices=args.devices, jobs=args.jobs or engine.default_jobs(), bundle=args.bundle, as_a_job=args.check
-    )
+    setting = engine.Setting(cache=cache, devices=args.devices, jobs=args.jobs or engine.default_jobs(), as_a_job=args.check)
+    measured = bundle.load(args.bundle) if args.bundle else []
     jobs = _jobs(args)
     if args.check:
         results = engine.check(jobs, setting, strict_bypass=not args.program)
@@ -81,18 +82,24 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     output.say(f"blackwell warm: {len(jobs)} runs for compute capabilities {', '.join(capabilities)}, {setting.jobs} at once, into {cache}")
     outcomes = engine.warm(jobs, setting)
     cleanup.remove_noise(cache)
+    path = cache / report.REPORT
+    before = json.loads(path.read_text()) if path.exists() else {}
+    cards = list(dict.fromkeys([*before.get("cards", []), *(job.card.name for job in jobs)]))
+    assembler = report.assembler_label(_assemblers(cards))
+    facts = {
+        "fingerprint": cache.name, "assembler": assembler, "cards": cards, "capabilities": _capabilities(cards), "profiles": _profiles(cards),
+    }  # fmt: skip
+    content = report.make(cache, outcomes, before, facts)
+    if measured:
+        named = [job.card.name for job in jobs]
+        for problem in bundle.apply(cache, content["choices"], measured, cards=list(dict.fromkeys(named)), triton=version("triton")):
+            output.say(f"blackwell warm: not used from {args.bundle}: {problem}")
     before_check = cleanup.files(cache)
     if not args.no_check:
         engine.check(jobs, setting, strict_bypass=not args.program)
         cleanup.remove_noise(cache)
         if gained := sorted(cleanup.files(cache) - before_check):
             raise engine.WarmError(f"the second pass found everything, and still wrote {len(gained)} files: {', '.join(gained[:5])}")
-    path = cache / report.REPORT
-    before = json.loads(path.read_text()) if path.exists() else {}
-    cards = list(dict.fromkeys([*before.get("cards", []), *(job.card.name for job in jobs)]))
-    assembler = report.assembler_label(_assemblers(cards))
-    facts = {"fingerprint": cache.name, "assembler": assembler, "cards": cards, "capabilities": _capabilities(cards), "profiles": _profiles(cards)}
-    content = report.make(cache, outcomes, before, facts)
     path.write_text(json.dumps(content, indent=1) + "\n")
     summary = report.summary(cache, content, cards, assembler)
     (cache.parent / report.SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")

@@ -81,7 +81,6 @@ def run(
     timeout: float,
     limits: choice.Limits | None,
     threads: int = 1,
-    bundle: Path | None = None,
     directory: Path | None = None,
 ) -> Outcome:
     """Run `argv` in `environment` (see `nullgpu.environment` and `cache_environment`) with the recorder on.
@@ -93,12 +92,9 @@ def run(
         events.mkdir()
         variables = {**environment, recorder.EVENTS: str(events), recorder.THREADS: str(threads)}
         variables["PYTHONPATH"] = _with_hook(variables.get("PYTHONPATH", ""))
-        for name in (recorder.LIMITS, recorder.PREFERRED):
-            variables.pop(name, None)
+        variables.pop(recorder.LIMITS, None)
         if limits is not None:
             variables[recorder.LIMITS] = json.dumps(vars(limits))
-            if bundle is not None:
-                variables[recorder.PREFERRED] = str(bundle)
             baseline_compiler(tools, variables)
         started = time.monotonic()
         with open(log, "wb") as output:

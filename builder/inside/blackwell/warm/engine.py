@@ -35,7 +35,6 @@ class Setting:
     cache: Path
     devices: int
     jobs: int
-    bundle: Path | None = None
     directory: Path | None = None  # where the programs run; None: here
     as_a_job: bool = False  # leave the caches' places to the environment and the start-up hook's overlay, as for a job
 
@@ -133,7 +132,6 @@ def _run(job: Job, setting: Setting, progress: "Progress", limits: choice.Limits
         timeout=job.timeout,
         limits=limits,
         threads=threads,
-        bundle=setting.bundle,
         directory=setting.directory,
     )
     if outcome.problem:

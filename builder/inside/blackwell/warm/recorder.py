@@ -24,9 +24,6 @@ EVENTS = "BLACKWELL_WARM_EVENTS"
 LIMITS = "BLACKWELL_WARM_LIMITS"
 """JSON of `choice.Limits`. Set: autotuners choose statically. Not set: they are left alone (check runs, real cards)."""
 
-PREFERRED = "BLACKWELL_WARM_BUNDLE"
-"""Path of measured choices (`blackwell.warm.bundle`) that win over static ones."""
-
 THREADS = "BLACKWELL_WARM_THREADS"
 """Compile an autotuner's configurations in this many threads."""
 
@@ -41,7 +38,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._failed = False
         self._ended = False
-        self.preferred: Any = None
+        self._thread = threading.local()
 
     def write(self, event: str, **content: Any) -> None:
         """Append one event. A forked child writes to a file of its own."""
@@ -54,6 +51,7 @@ class Recorder:
     def watch_triton(self, _: ModuleType) -> None:
         """Called once `triton` is imported."""
         from triton import knobs
+        from triton.runtime import autotuner
         from triton.runtime.autotuner import Autotuner
 
         before = knobs.compilation.listener
@@ -68,6 +66,7 @@ class Recorder:
             _replace(Autotuner, "_bench", lambda original: self.static_bench)
             _replace(Autotuner, "prune_configs", lambda original: self.prune_and_compile(original))
             _replace(Autotuner, "check_disk_cache", lambda original: self.note_choice(original))
+            _replace(autotuner, "get_cache_manager", lambda original: self.note_directory(original))
 
     def on_compilation(self, *, src: Any, metadata: Mapping[str, Any], times: Any, cache_hit: bool, **_: Any) -> None:
         """Triton's listener: one event for each kernel asked for."""
@@ -138,6 +137,9 @@ class Recorder:
         """Wraps `Autotuner.check_disk_cache`: reports what was chosen, from which configurations."""
 
         def checked(tuner: Any, key: Any, configs: Any, bench: Callable[[], None]) -> Any:
+            from triton.runtime.driver import driver
+
+            self._thread.directory = None
             found = check(tuner, key, configs, bench)
             if not found:
                 chosen = tuner.cache[key]
@@ -145,10 +147,22 @@ class Recorder:
                 self.write(
                     "choice", kernel=tuner.base_fn.__name__, key=[str(part) for part in key], chosen=_config_dict(chosen),
                     configs=list(self._choice_of(tuner)), how="static", kept=kept,
+                    directory=self._thread.directory, arch=driver.active.get_current_target().arch,
                 )  # fmt: skip
             return found
 
         return checked
+
+    def note_directory(self, get_cache_manager: Callable[[str], Any]) -> Callable[[str], Any]:
+        """Wraps the autotuner's `get_cache_manager`: remembers which directory this thread's result goes to."""
+
+        def noting(key: str) -> Any:
+            manager = get_cache_manager(key)
+            directory = getattr(manager, "cache_dir", None)
+            self._thread.directory = os.path.basename(directory) if directory else None
+            return manager
+
+        return noting
 
     def _choice_of(self, tuner: Any) -> list[dict[str, Any]]:
         records: dict[int, list[dict[str, Any]]] = tuner.__dict__.setdefault("_blackwell_choice", {})

@@ -87,7 +87,7 @@ def make(cache: Path, outcomes: Iterable[tuple[str, Outcome]], before: Mapping[s
 
 
 def _choice_key(entry: Mapping[str, Any]) -> tuple[str, str, str]:
-    return (entry["kernel"], json.dumps(entry["key"]), entry.get("arch") or entry.get("card", ""))
+    return (entry["kernel"], json.dumps(entry["key"]), str(entry["arch"]))
 
 
 def _add(items: list[str], item: str) -> None:
