@@ -2,82 +2,20 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from builder import build as building
-from builder import flow, plan, render
+from builder import cli_publish, flow, plan, render
 from builder.engine import docker, host, sizes
 from builder.engine.process import run
 from builder.errors import BuilderError, InterruptedBuildError, VerifyError
+from builder.options import OUT, as_json, request_of, say, selection
 from builder.show import answer, describe, image_table, layer_table, markdown_rows, time_table
-
-OUT = Console()
-ERR = Console(stderr=True, highlight=False)
-F = TypeVar("F", bound=Callable[..., Any])
-
-AXIS_HELP = {
-    "triton": "Triton, a prefix such as 3.7.",
-    "torch": "torch, a prefix such as 2.12.",
-    "cuda": "CUDA, a prefix such as 13.0.",
-    "fla": "flash-linear-attention, a prefix.",
-    "conv1d": 'causal-conv1d, a prefix, or "none".',
-    "python": "Python, such as 3.13.",
-    "base": "Name of a base.",
-}
-
-
-def say(message: str) -> None:
-    """A line for a person, on stderr; with a time on a terminal's absence, so that logs can be read."""
-    ERR.print(message, markup=False, soft_wrap=True)
-
-
-def selection(command: F) -> F:
-    """Options that say which image is meant."""
-    options = [click.option(f"--{axis}", default="", metavar="VERSION", help=text) for axis, text in AXIS_HELP.items()]
-    options += [
-        click.option(
-            "--capability",
-            "capabilities",
-            multiple=True,
-            metavar="X.Y",
-            help="Compute capability; repeatable. Default: the matrix's set.",
-        ),
-        click.option(
-            "--platform",
-            type=click.Choice(["linux/amd64", "linux/arm64"]),
-            default="linux/amd64",
-            show_default=True,
-            help="Platform of the image.",
-        ),
-        click.option("--id", "id", default="", metavar="ID", help="An identifier, instead of all the above."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def as_json(command: F) -> F:
-    """The --json flag."""
-    decorated: F = click.option("--json", "json_", is_flag=True, help="Answer in JSON.")(command)
-    return decorated
-
-
-def request_of(options: dict[str, Any]) -> plan.Request:
-    """The request that the selection options make up."""
-    words = [c for text in options["capabilities"] for c in text.replace(",", " ").split()]
-    return plan.Request(
-        **{
-            **{axis: options[axis] for axis in AXIS_HELP},
-            "capabilities": tuple(words),
-            "platform": options["platform"],
-            "id": options["id"],
-        }
-    )
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -272,6 +210,10 @@ def engine_(empty_store: bool, json_: bool) -> None:
     for key, value in facts.items():
         table.add_row(key.replace("_", " "), f"{value / 1e9:,.1f} GB" if key in ("free_disk", "memory") else str(value))
     OUT.print(table)
+
+
+for command in cli_publish.COMMANDS:
+    cli.add_command(command)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -19,9 +19,13 @@ MAY_IMPORT = {
     "engine": PURE | {"engine"},
     "build": PURE | {"engine"},
     "verify": PURE,
+    "oci": PURE,
+    "publish": PURE | {"engine", "oci", "verify"},
+    "sbom": PURE,
+    "provenance": PURE,
     "inside_data": PURE,
 }
-JOINERS = {"cli", "flow", "__main__", "show", "readme"}
+JOINERS = {"cli", "cli_publish", "options", "flow", "release", "__main__", "show", "readme"}
 
 
 def imports(path: Path) -> set[str]:

@@ -1,0 +1,201 @@
+"""What an image holds, file by file: from a local image, or from an archive, an OCI layout or a registry through skopeo."""
+
+import gzip
+import hashlib
+import json
+import re
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from builder.engine import skopeo
+from builder.engine.docker import Engine, inspect
+from builder.engine.process import Runner
+from builder.errors import CommandError, SelectionError
+
+FORMAT = 1
+# Files whose text the host side reads: what the image says of itself, and the licences of what is inside.
+TEXTS = re.compile(
+    r"opt/blackwell/(image\.json|lock\.toml|cache/summary\.json|cache/\w+/report\.json)"
+    r"|var/lib/dpkg/status|usr/share/doc/[^/]+/copyright|opt/venv/.*\.dist-info/METADATA"
+)
+KINDS = {tarfile.REGTYPE: "file", tarfile.AREGTYPE: "file", tarfile.DIRTYPE: "directory", tarfile.SYMTYPE: "link"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One path: kind (file, directory, link, hard link, other), mode bits, owner, size in bytes, sha256 of content or target."""
+
+    kind: str
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """An image's file tree and labels. `digest` is that of its configuration; `texts` holds the files that TEXTS names."""
+
+    reference: str
+    digest: str
+    labels: Mapping[str, str]
+    entries: Mapping[str, Entry]
+    texts: Mapping[str, str]
+
+    def text(self, pattern: str) -> str | None:
+        """The first text whose path fits the pattern, or None."""
+        return next((t for p, t in sorted(self.texts.items()) if re.fullmatch(pattern, p)), None)
+
+
+def local(engine: Engine, reference: str, store: Path | None = None) -> Contents:
+    """Contents of a local image; read once, then kept in the store by digest. Raises SelectionError if there is none."""
+    found = inspect(engine, reference)
+    if found is None:
+        raise SelectionError(f"there is no image {reference} here", hint="build it, or pull it")
+    digest, labels = str(found["Id"]), dict(found["Config"].get("Labels") or {})
+    kept = store / "contents" / f"{digest.removeprefix('sha256:')}.json.gz" if store else None
+    if kept and kept.exists():
+        data = json.loads(gzip.decompress(kept.read_bytes()))
+        if data["format"] == FORMAT:
+            entries = {
+                p: Entry(kind=e[0], mode=e[1], uid=e[2], gid=e[3], size=e[4], digest=e[5])
+                for p, e in data["entries"].items()
+            }
+            return Contents(reference=reference, digest=digest, labels=labels, entries=entries, texts=data["texts"])
+    entries, texts = _exported(engine, digest)
+    if kept:
+        rows = {p: [e.kind, e.mode, e.uid, e.gid, e.size, e.digest] for p, e in entries.items()}
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        part = kept.with_suffix(".part")
+        part.write_bytes(gzip.compress(json.dumps({"format": FORMAT, "entries": rows, "texts": texts}).encode(), 1))
+        part.rename(kept)
+    return Contents(reference=reference, digest=digest, labels=labels, entries=entries, texts=texts)
+
+
+def _exported(engine: Engine, digest: str) -> tuple[dict[str, Entry], dict[str, str]]:
+    container = engine.api.containers.create(digest, ["nothing"])
+    try:
+        argv = [str(engine.client), "export", str(container.id)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=1 << 20) as export:
+            assert export.stdout is not None
+            with tarfile.open(fileobj=export.stdout, mode="r|", bufsize=1 << 20) as archive:
+                result = merge([archive])
+            while export.stdout.read(1 << 20):  # padding after the archive's end
+                pass
+        if export.returncode:
+            raise CommandError(tuple(argv), export.returncode, "")
+        return result
+    finally:
+        container.remove(force=True)
+
+
+def elsewhere(run: Runner, reference: str, access: skopeo.Access) -> Contents:
+    """Contents of an image that skopeo can reach (docker://..., oci:..., oci-archive:..., docker-archive:...)."""
+    with tempfile.TemporaryDirectory(prefix="builder-") as work:
+        skopeo.copy(run, reference, f"dir:{work}", access, "--dest-decompress")
+        folder = Path(work)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        digest = str(manifest["config"]["digest"])
+        config = json.loads((folder / digest.removeprefix("sha256:")).read_text())
+
+        def layers() -> Iterator[tarfile.TarFile]:
+            for layer in manifest["layers"]:
+                path = folder / layer["digest"].removeprefix("sha256:")
+                with tarfile.open(path, "r:") as archive:
+                    yield archive
+                path.unlink()
+
+        entries, texts = merge(layers())
+        labels = dict(config.get("config", {}).get("Labels") or {})
+    return Contents(reference=reference, digest=digest, labels=labels, entries=entries, texts=texts)
+
+
+def merge(layers: Iterable[tarfile.TarFile]) -> tuple[dict[str, Entry], dict[str, str]]:
+    """File tree and texts of layers laid over each other, lowest first; whiteouts (`.wh.`) of the OCI image format apply."""
+    entries: dict[str, Entry] = {}
+    texts: dict[str, str] = {}
+    for archive in layers:
+        fresh: set[str] = set()
+        for member in archive:
+            path = member.name.removeprefix("./").strip("/")
+            folder, _, name = path.rpartition("/")
+            if name == ".wh..wh..opq":
+                _remove(
+                    entries, texts, [p for p in entries if p.startswith(f"{folder}/".lstrip("/")) and p not in fresh]
+                )
+            elif name.startswith(".wh."):
+                gone = f"{folder}/{name[4:]}".lstrip("/")
+                _remove(entries, texts, [p for p in entries if p == gone or p.startswith(gone + "/")])
+            elif path:
+                fresh.add(path)
+                entries[path] = _entry(archive, member, path, texts)
+    return entries, texts
+
+
+def _remove(entries: dict[str, Entry], texts: dict[str, str], gone: Iterable[str]) -> None:
+    for path in gone:
+        del entries[path]
+        texts.pop(path, None)
+
+
+def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, texts: dict[str, str]) -> Entry:
+    facts: dict[str, Any] = {"mode": member.mode, "uid": member.uid, "gid": member.gid, "size": member.size}
+    kind = "hard link" if member.islnk() else KINDS.get(member.type, "other")
+    if kind != "file":
+        target = hashlib.sha256(member.linkname.encode()).hexdigest() if member.linkname else ""
+        return Entry(kind=kind, digest=target, **facts)
+    stream = archive.extractfile(member)
+    assert stream is not None
+    if TEXTS.fullmatch(path):
+        data = stream.read()
+        texts[path] = data.decode(errors="replace")
+        return Entry(kind=kind, digest=hashlib.sha256(data).hexdigest(), **facts)
+    digest = hashlib.sha256()
+    while chunk := stream.read(1 << 20):
+        digest.update(chunk)
+    return Entry(kind=kind, digest=digest.hexdigest(), **facts)
+
+
+def resolve(run: Runner, engine: Engine | None, word: str, store: Path, access: skopeo.Access) -> Contents:
+    """Contents of what a person names: an identifier, a local tag or digest, an archive, a layout, or HOST/REPO@DIGEST.
+
+    Raises SelectionError when it is none of them.
+    """
+    path = Path(word.partition(":")[2] if word.startswith("oci:") else word)
+    if path.is_dir() and (path / "oci-layout").exists():
+        index = json.loads((path / "index.json").read_text())
+        return elsewhere(run, f"oci:{path}:{_first_reference(index)}", access)
+    if path.is_file():
+        return elsewhere(run, _archive(path), access)
+    if re.match(r"^(docker|oci|oci-archive|docker-archive|dir):", word):
+        return elsewhere(run, word, access)
+    for reference in (f"blackwell:{word}", word):
+        if engine and inspect(engine, reference):
+            return local(engine, reference, store)
+    if "/" in word:
+        return elsewhere(run, f"docker://{word}", access)
+    raise SelectionError(
+        f"{word!r} is no image here, no archive and no layout",
+        hint="give an identifier of a built image, a local tag or digest, a file, oci:DIRECTORY, or HOST/REPO:TAG",
+    )
+
+
+def _archive(path: Path) -> str:
+    with tarfile.open(path) as archive:
+        if "index.json" not in archive.getnames():
+            return f"docker-archive:{path}"
+        member = archive.extractfile("index.json")
+        assert member is not None
+        return f"oci-archive:{path}:{_first_reference(json.load(member))}"
+
+
+def _first_reference(index: Mapping[str, Any]) -> str:
+    """The first name in an index of images; an index without names has one image, which needs none."""
+    names = [m.get("annotations", {}).get("org.opencontainers.image.ref.name", "") for m in index["manifests"]]
+    return next((n for n in names if n), "")

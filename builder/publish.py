@@ -1,0 +1,308 @@
+"""Publish a verified image: push its digest with what is attested of it, then move tags.
+
+Order is the safety: blobs, the image's manifest by digest, attachments, signature, and tags last of all. Whatever interrupts a
+push leaves blobs and untagged manifests that the next push finds there already, and no tag on anything that is not whole.
+"""
+
+import contextlib
+import hashlib
+import json
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from builder import oci
+from builder.engine import cosign, docker, host, skopeo
+from builder.engine.process import Runner
+from builder.engine.registry import Repository
+from builder.errors import PublishError
+from builder.oci import Attachment, Layout
+from builder.verify import Verdict
+
+Say = Callable[[str], None]
+COMPRESSIONS = ("gzip", "zstd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """What is to be published: a local image by digest, its name and tags (the name first), annotations and documents.
+
+    `documents` answers with what is to be attached to the manifest of a digest. `created` (RFC 3339) stands in manifests, so it must be the same for the same image.
+    """
+
+    name: str
+    digest: str
+    layers: tuple[str, ...]
+    tags: tuple[str, ...]
+    created: str
+    annotations: Mapping[str, str]
+    documents: Callable[[str], tuple[Attachment, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What publishing did: the manifest's digest, tags with "moved" or "unchanged", attachments by name with their digest."""
+
+    where: str
+    digest: str
+    pushed: bool
+    tags: Mapping[str, str]
+    attachments: Mapping[str, str]
+    signed: str
+
+
+def check(verdict: Verdict | None, name: str, digest: str, lock: str) -> None:
+    """Raise PublishError unless the verdict is on just this digest and lock, and says passed."""
+    hint = f"run `builder verify --id {name}`"
+    if verdict is None:
+        raise PublishError(f"{name} ({digest}) was never verified: only a digest that passed is published", hint=hint)
+    if verdict.digest != digest:
+        raise PublishError(f"the verdict is on {verdict.digest}, the image is {digest}", hint=hint)
+    if verdict.lock != lock:
+        raise PublishError(
+            f"{name} was built from another lock than the repository holds now",
+            hint=f"build it anew with `builder build --id {name}`, then verify it",
+        )
+    if not verdict.passed:
+        failed = [t.name for t in verdict.tests if t.outcome == "failed"]
+        raise PublishError(
+            f"{name} ({digest}) did not pass: {len(failed)} tests failed ({', '.join(failed[:5])})"
+            if failed
+            else f"{name} ({digest}) did not pass: none of its tests ran",
+            hint=f"mend it, then {hint}",
+        )
+
+
+def stage(run: Runner, engine: docker.Engine, release: Release, layout: Layout, compression: str) -> dict[str, Any]:
+    """Put a local image into a layout, compressed, under its configuration's own digest; returns its descriptor.
+
+    skopeo rewrites a Docker configuration when it makes an OCI one, which changes the image's digest; so the layers are
+    taken from its result, and the configuration from Docker as it is. Raises PublishError if layers got lost or changed.
+    """
+    with tempfile.TemporaryDirectory(dir=layout.path.parent, prefix=".staging-") as work:
+        archive, made = Path(work) / "image.tar", Layout(path=Path(work) / "layout")
+        run([engine.client, "save", "-o", archive, release.digest])
+        options = ("--dest-compress-format", compression) if compression != "gzip" else ()
+        skopeo.copy(run, f"docker-archive:{archive}", f"oci:{made.path}:staged", skopeo.Access(), *options)
+        config = _configuration(archive)
+        layers = json.loads(made.blob(made.index()[0]["digest"]).read_text())["layers"]
+        if tuple(json.loads(config)["rootfs"]["diff_ids"]) != release.layers or len(layers) != len(release.layers):
+            raise PublishError(f"{release.name}: Docker saved other layers than it has; the image changed meanwhile")
+        for layer in layers:
+            layout.adopt(made, layer["digest"])
+        layout.put(config)
+        manifest = oci.image_manifest(config, layers, release.annotations)
+        layout.put(manifest)
+    return oci.descriptor(manifest, oci.MANIFEST)
+
+
+def _configuration(archive: Path) -> bytes:
+    with tarfile.open(archive) as tar:
+        listing = tar.extractfile("manifest.json")
+        assert listing is not None
+        member = tar.extractfile(json.load(listing)[0]["Config"])
+        assert member is not None
+        return member.read()
+
+
+def to_registry(
+    run: Runner,
+    engine: docker.Engine,
+    release: Release,
+    name: str,
+    access: skopeo.Access,
+    say: Say,
+    *,
+    compression: str = "gzip",
+    key: str = "",
+) -> Outcome:
+    """Push to HOST/REPO: what is there already stays as it is. `key` is cosign's, "" for none. Raises PublishError."""
+    repository = Repository(name=name, access=access, run=run)
+    target = f"docker://{name}"
+    present = repository.manifest(release.name)
+    with _workspace() as work:
+        layout = Layout(path=work / "layout")
+        layout.create()
+        if present is not None and json.loads(present).get("config", {}).get("digest") == release.digest:
+            image = oci.descriptor(present, json.loads(present).get("mediaType", oci.MANIFEST))
+        else:
+            say(f"compressing the layers of {release.name} ({compression})")
+            image, present = stage(run, engine, release, layout, compression), None
+            say(f"pushing {image['digest']} to {name}")
+            layout.write_index([oci.named(image, "image")])
+            skopeo.copy(run, f"oci:{layout.path}:image", f"{target}@{image['digest']}", access, "--preserve-digests")
+        attached, signed = _push_attachments(run, repository, layout, image, release, say)
+    signature = "signed already"
+    if not signed:
+        signature = cosign.sign(run, f"{name}@{image['digest']}", access, key, say)
+    manifest = repository.manifest(image["digest"])
+    if manifest is None or oci.digest(manifest) != image["digest"]:
+        raise PublishError(f"{name}: the registry does not have {image['digest']} after the push; no tag was moved")
+    moved = {}
+    for tag in release.tags:
+        there = repository.manifest(tag)
+        moved[tag] = "unchanged" if there is not None and oci.digest(there) == image["digest"] else "moved"
+        if moved[tag] == "moved":
+            repository.put(tag, manifest, image["mediaType"])
+    return Outcome(
+        where=name, digest=image["digest"], pushed=present is None, tags=moved, attachments=attached, signed=signature
+    )
+
+
+def attach(
+    layout: Layout, image: oci.Descriptor, release: Release, documents: Sequence[Attachment]
+) -> list[dict[str, Any]]:
+    """Write attachments and their manifests into a layout; returns how an index of referrers names them."""
+    layout.put(b"{}")
+    made = []
+    for document in documents:
+        manifest = oci.artifact_manifest(image, document, release.created)
+        layout.put(document.data)
+        layout.put(manifest)
+        made.append(oci.referrer(manifest))
+    return made
+
+
+def _push_attachments(
+    run: Runner, repository: Repository, layout: Layout, image: oci.Descriptor, release: Release, say: Say
+) -> tuple[dict[str, str], bool]:
+    """Push what is new of the documents, and make them findable: by the referrers API, or by its tag where there is none.
+
+    Returns the attached documents, name -> digest, and whether the image is signed already.
+    """
+    tag = oci.referrers_tag(image["digest"])
+    api = repository.referrers(image["digest"])
+    listed = api if api is not None else repository.manifest(tag)
+    there = {d.get("artifactType"): d for d in json.loads(listed or b"{}").get("manifests", [])}
+    documents = release.documents(image["digest"])
+    fresh = [d for d in documents if not (d.once and d.media_type in there)]
+    attached = attach(layout, image, release, fresh)
+    for found in attached:
+        if repository.manifest(found["digest"]) is None:
+            layout.write_index([oci.named(found, "attachment")])
+            target = f"docker://{repository.name}@{found['digest']}"
+            skopeo.copy(run, f"oci:{layout.path}:attachment", target, repository.access, "--preserve-digests")
+    index = oci.referrers_index(listed, attached)
+    if api is None and index != listed:
+        say(f"attaching {len(attached)} documents under the tag {tag}: this registry has no referrers API")
+        repository.put(tag, index, oci.INDEX)
+    final = {**there, **{d["artifactType"]: d for d in attached}}
+    names = {d.name: str(final[d.media_type]["digest"]) for d in documents}
+    signed = any("sigstore" in str(t) for t in there) or repository.manifest(f"{tag}.sig") is not None
+    return names, signed
+
+
+def to_layout(
+    run: Runner, engine: docker.Engine, release: Release, path: Path, say: Say, *, compression: str = "gzip"
+) -> Outcome:
+    """Put the image, its tags and attachments into the OCI layout at `path`, made if need be, and the documents beside it."""
+    if path.exists() and not (path / "oci-layout").exists() and (path.is_file() or any(path.iterdir())):
+        raise PublishError(f"{path} is there and no OCI layout", hint="name another directory, or an empty one")
+    layout = Layout(path=path)
+    layout.create()
+    image = layout.named(release.name)
+    whole = image is not None and _has_all(layout, image, release.digest)
+    if image is None or not whole:
+        say(f"compressing the layers of {release.name} ({compression})")
+        image = stage(run, engine, release, layout, compression)
+    image = {k: image[k] for k in ("mediaType", "digest", "size")}
+    documents = release.documents(image["digest"])
+    attached = attach(layout, image, release, documents)
+    before = {t: layout.named(t) for t in release.tags}
+    types = {d["artifactType"] for d in attached}
+    ours = {d["digest"] for d in attached}
+
+    def stays(found: Mapping[str, Any]) -> bool:
+        if found.get("annotations", {}).get(oci.REF_NAME) in release.tags or found["digest"] in ours:
+            return False
+        if found.get("artifactType") not in types:
+            return True
+        subject = json.loads(layout.blob(found["digest"]).read_text()).get("subject", {})
+        return bool(subject.get("digest") != image["digest"])
+
+    others = [d for d in layout.index() if stays(d)]
+    layout.write_index([*(oci.named(image, t) for t in release.tags), *others, *attached])
+    _write_beside(path, documents)
+    moved = {t: "unchanged" if d and d["digest"] == image["digest"] else "moved" for t, d in before.items()}
+    names = {a.name: d["digest"] for a, d in zip(documents, attached, strict=True)}
+    return Outcome(
+        where=str(path),
+        digest=image["digest"],
+        pushed=not whole,
+        tags=moved,
+        attachments=names,
+        signed=cosign.ONLY_IN_REGISTRIES,
+    )
+
+
+def _has_all(layout: Layout, image: oci.Descriptor, digest: str) -> bool:
+    """Does the layout hold every blob of this manifest, and is it of the image with this digest?"""
+    path = layout.blob(image["digest"])
+    if not path.exists():
+        return False
+    manifest = json.loads(path.read_text())
+    blobs = [manifest["config"], *manifest["layers"]]
+    sound = all(
+        layout.blob(b["digest"]).exists() and layout.blob(b["digest"]).stat().st_size == b["size"] for b in blobs
+    )
+    return sound and manifest["config"]["digest"] == digest
+
+
+def to_archive(
+    run: Runner, engine: docker.Engine, release: Release, path: Path, say: Say, *, compression: str = "gzip"
+) -> Outcome:
+    """Write the archive of an OCI layout, whole or not at all; `docker load` can read it too. Documents lie beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".publishing-") as work:
+        layout = Layout(path=Path(work) / "layout")
+        outcome = to_layout(run, engine, release, layout.path, say, compression=compression)
+        manifest = layout.blob(outcome.digest).read_bytes()
+        references = [f"blackwell:{t}" for t in release.tags]
+        (layout.path / "manifest.json").write_bytes(oci.docker_manifest(manifest, references))
+        part = Path(work) / "archive.tar"
+        with tarfile.open(part, "w", format=tarfile.PAX_FORMAT) as archive:
+            for file in sorted(layout.path.rglob("*")):
+                archive.add(file, str(file.relative_to(layout.path)), recursive=False, filter=_plain)
+        same = path.exists() and _sha256(path) == _sha256(part)
+        if not same:
+            part.replace(path)
+    _write_beside(path, release.documents(outcome.digest))
+    tags = dict.fromkeys(release.tags, "unchanged" if same else "moved")
+    return Outcome(
+        where=str(path),
+        digest=outcome.digest,
+        pushed=not same,
+        tags=tags,
+        attachments=outcome.attachments,
+        signed=outcome.signed,
+    )
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without times and owners, so that the same layout gives the same archive."""
+    member.mtime = member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode = 0o755 if member.isdir() else 0o644
+    return member
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_beside(path: Path, documents: Sequence[Attachment]) -> None:
+    for document in documents:
+        path.with_name(f"{path.name}.{document.name}").write_bytes(document.data)
+
+
+@contextlib.contextmanager
+def _workspace() -> Iterator[Path]:
+    """A directory for the compressed layers of one push, gone afterwards."""
+    folder = host.store() / "publish"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        yield Path(work)

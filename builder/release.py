@@ -1,0 +1,170 @@
+"""Joins the rooms for what happens after a build: publish, report, compare, hand over to other machines."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from builder import build, flow, plan, provenance, publish, sbom
+from builder.engine import contents, docker, host, skopeo
+from builder.engine.process import Runner
+from builder.errors import PublishError, SelectionError
+from builder.flow import Project
+from builder.oci import Attachment
+from builder.values import Image, Lock, Matrix, checksum
+from builder.verify import Verdict
+
+Say = Callable[[str], None]
+WARM_TYPE = "application/vnd.blackwell.warm+json"
+VERDICT_TYPE = "application/vnd.blackwell.verdict+json"
+WARM_REPORT = r"opt/blackwell/cache/\w+/report\.json"
+
+
+def short_tags(matrix: Matrix, image: Image) -> tuple[str, ...]:
+    """The short tags that an image may carry: those for which it is the answer when nothing else is said.
+
+    `triton3.7` means what `--triton 3.7` means; so an override, another FLA or an older torch doesn't move it. An image for
+    fewer capabilities or another platform has short tags of its own, which end as its identifier does.
+    """
+    triton = ".".join(image.stack.triton.split(".")[:2])
+    cuda = ".".join(image.stack.cuda.split(".")[:2])
+    suffix = image.id.removeprefix(image.lock_name.removesuffix(f"-{image.arch}"))
+    asked = {
+        f"triton{triton}-cu{cuda.replace('.', '')}": plan.Request(triton=triton, cuda=cuda, platform=image.platform),
+        f"triton{triton}": plan.Request(triton=triton, platform=image.platform),
+    }
+    found = []
+    for tag, request in asked.items():
+        try:
+            meant = plan.resolve(matrix, request)
+        except SelectionError:  # ambiguous: then no image has this tag by itself
+            continue
+        if meant.lock_name == image.lock_name:
+            found.append(tag + suffix)
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A local image with all that is known of it: what the engine says, its lock, its verdict, and its contents."""
+
+    image: Image
+    lock: Lock
+    digest: str
+    labels: Mapping[str, str]
+    layers: tuple[str, ...]
+    verdict: Verdict | None
+    contents: contents.Contents
+
+    @property
+    def created(self) -> str:
+        """When its lock was made, which is the time that everything about it carries (RFC 3339)."""
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.lock.epoch))
+
+    def warm(self) -> dict[str, Any]:
+        """The report of what is warm in it; empty if it has none."""
+        return dict(json.loads(self.contents.text(WARM_REPORT) or "{}"))
+
+
+def read_verdict(digest: str) -> Verdict | None:
+    """The verdict on a digest, or None. Raises VerifyError if it is damaged."""
+    path = flow.verdict_path(digest)
+    return Verdict.from_dict(json.loads(path.read_text())) if path.exists() else None
+
+
+def subject_of(engine: docker.Engine, image: Image, locked: Lock, say: Say) -> Subject:
+    """Look at a built image. Raises PublishError if it isn't there."""
+    found = docker.inspect(engine, image.tag)
+    if found is None:
+        raise PublishError(
+            f"there is no image {image.tag} here", hint=f"build it first with `builder build --id {image.id}`"
+        )
+    digest = str(found["Id"])
+    say(f"reading the contents of {image.tag}")
+    return Subject(
+        image=image,
+        lock=locked,
+        digest=digest,
+        labels=dict(found["Config"].get("Labels") or {}),
+        layers=tuple(found["RootFS"]["Layers"]),
+        verdict=read_verdict(digest),
+        contents=contents.local(engine, image.tag, host.store()),
+    )
+
+
+def documents_of(project: Project, engine: docker.Engine, subject: Subject, manifest: str) -> tuple[Attachment, ...]:
+    """What is attached to an image: bill of materials, provenance, the tests' verdict, and what is warm."""
+    image, locked, inputs = subject.image, subject.lock, subject.labels.get(build.LABEL + "inputs", "")
+    unchanged = flow.work_of(project, image, locked).inputs == inputs
+    bill = sbom.make(image, locked, subject.digest, subject.contents.texts, version("builder"))
+    statement = provenance.make(
+        image,
+        locked,
+        manifest=manifest,
+        digest=subject.digest,
+        inputs=inputs,
+        template=checksum(project.template()) if unchanged else "",
+        engine=engine.version,
+        version=version("builder"),
+        environment=os.environ,
+    )
+    made = [
+        Attachment(name="sbom.cdx.json", media_type=sbom.MEDIA_TYPE, data=bill),
+        Attachment(name="provenance.intoto.json", media_type=provenance.MEDIA_TYPE, data=statement, once=True),
+    ]
+    if subject.verdict:
+        made.append(Attachment(name="verdict.json", media_type=VERDICT_TYPE, data=subject.verdict.dumps().encode()))
+    if warm := subject.contents.text(WARM_REPORT):
+        made.append(Attachment(name="warm.json", media_type=WARM_TYPE, data=warm.encode()))
+    return tuple(made)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """Where and how to publish: HOST/REPO, oci:DIRECTORY or FILE.tar; further tags; compression; cosign's key."""
+
+    to: str
+    access: skopeo.Access
+    tags: tuple[str, ...] = ()
+    compression: str = "gzip"
+    key: str = ""
+
+
+def publish_image(run: Runner, project: Project, image: Image, wish: Wish, say: Say) -> publish.Outcome:
+    """Publish a built and verified image. Raises PublishError; nothing is tagged then."""
+    engine = docker.ensure(run, say)
+    found = docker.inspect(engine, image.tag)
+    if found is None:
+        raise PublishError(
+            f"there is no image {image.tag} here", hint=f"build it first with `builder build --id {image.id}`"
+        )
+    locked = flow.read_lock(project, image)
+    publish.check(read_verdict(str(found["Id"])), image.id, str(found["Id"]), locked.checksum)
+    skopeo.require(run, say)
+    subject = subject_of(engine, image, locked, say)
+    tags = (image.id, *short_tags(project.matrix(), image), *wish.tags)
+    release = publish.Release(
+        name=image.id,
+        digest=subject.digest,
+        layers=subject.layers,
+        tags=tuple(dict.fromkeys(tags)),
+        created=subject.created,
+        annotations={k: v for k, v in sorted(subject.labels.items()) if k.startswith("org.opencontainers.image.")},
+        documents=lambda manifest: documents_of(project, engine, subject, manifest),
+    )
+    if wish.to.startswith("oci:"):
+        return publish.to_layout(run, engine, release, Path(wish.to[4:]), say, compression=wish.compression)
+    if wish.to.endswith(".tar"):
+        return publish.to_archive(run, engine, release, Path(wish.to), say, compression=wish.compression)
+    name = wish.to.removeprefix("docker://")
+    if not re.fullmatch(r"[^/\s]+(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+", name):
+        raise PublishError(
+            f"{wish.to!r} is no place to publish to",
+            hint="give HOST/REPO (lower case, no tag), oci:DIRECTORY or FILE.tar",
+        )
+    return publish.to_registry(run, engine, release, name, wish.access, say, compression=wish.compression, key=wish.key)
