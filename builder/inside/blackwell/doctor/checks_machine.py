@@ -53,6 +53,17 @@ def image(seen: Seen) -> Finding:
     return passed(f"{text}, with override {override}" if override else text)
 
 
+def known_bad(seen: Seen) -> Finding:
+    """What was known against this combination of versions when the image was made (the matrix's rules that warn)."""
+    rules = (seen.facts or {}).get("rules", ())
+    if not rules:
+        return passed("nothing is known against these versions")
+    return warned(
+        "; ".join(str(rule["sentence"]) for rule in rules),
+        " ".join(str(rule["url"]) for rule in rules if rule.get("url")),
+    )
+
+
 def python(seen: Seen) -> Finding:
     """Whether `python` is the interpreter that the image's packages are installed for."""
     first = shutil.which("python", path=seen.environment.get("PATH", os.defpath))

@@ -41,6 +41,7 @@ _NEEDS_IMPORTS = frozenset({"gpus", "imports"})
 
 CHECKS: tuple[Check, ...] = (
     Check(name="image", function=checks_machine.image, quick=True),
+    Check(name="known-bad", function=checks_machine.known_bad, quick=True),
     Check(name="driver", function=checks_gpu.driver, needs=_NEEDS_GPUS, quick=True),
     Check(name="libcuda", function=checks_gpu.libcuda, needs=_NEEDS_GPUS, quick=True),
     Check(name="forward-compat", function=checks_gpu.forward_compat, needs=_NEEDS_GPUS, quick=True),
