@@ -23,6 +23,8 @@ TEXTS = re.compile(
     r"opt/blackwell/(image\.json|lock\.toml|cache/summary\.json|cache/\w+/report\.json)"
     r"|var/lib/dpkg/status|usr/share/doc/[^/]+/copyright|opt/venv/.*\.dist-info/METADATA"
 )
+# What Docker puts into every container, so that an export can't tell whether the image has it; left out everywhere.
+OF_CONTAINERS = re.compile(r"\.dockerenv|(dev|proc|sys)(/.*)?|etc/(hosts|hostname|resolv\.conf|mtab)")
 KINDS = {tarfile.REGTYPE: "file", tarfile.AREGTYPE: "file", tarfile.DIRTYPE: "directory", tarfile.SYMTYPE: "link"}
 
 
@@ -40,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """An image's file tree and labels. `digest` is that of its configuration; `texts` holds the files that TEXTS names."""
+    """An image's file tree, without OF_CONTAINERS, and labels. `digest` is that of its configuration; `texts` holds the files that TEXTS names."""
 
     reference: str
     digest: str
@@ -132,7 +134,7 @@ def merge(layers: Iterable[tarfile.TarFile]) -> tuple[dict[str, Entry], dict[str
             elif name.startswith(".wh."):
                 gone = f"{folder}/{name[4:]}".lstrip("/")
                 _remove(entries, texts, [p for p in entries if p == gone or p.startswith(gone + "/")])
-            elif path:
+            elif path and not OF_CONTAINERS.fullmatch(path):
                 fresh.add(path)
                 entries[path] = _entry(archive, member, path, texts)
     return entries, texts
