@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 from builder.engine.process import Runner
 from builder.engine.skopeo import Access
@@ -31,11 +33,18 @@ def sign(run: Runner, reference: str, access: Access, key: str, say: Callable[[s
     if not key and not any(os.environ.get(name) for name in IDENTITIES):
         say(NO_IDENTITY)
         return NO_IDENTITY
-    argv = ["cosign", "sign", "--yes", *(["--key", key] if key else [])]
+    argv: list[str | Path] = ["cosign", "sign", "--yes"]
+    if key:  # a private team's image names don't belong into the public log, which only keyless signatures need
+        argv += ["--key", key, "--tlog-upload=false"]
     if not access.verifies(reference):
         argv += ["--allow-insecure-registry", "--allow-http-registry"]
-    try:
-        run([*argv, reference], env={"DOCKER_CONFIG": str(access.authfile.parent)} if access.authfile else {})
-    except CommandError as error:
-        raise PublishError(f"cosign did not sign {reference}; no tag was moved:\n{error.message}") from error
+    for authority in sorted(access.certificates.glob("*.crt"))[:1] if access.certificates else []:
+        argv += ["--registry-cacert", authority]
+    with tempfile.TemporaryDirectory() as folder:
+        if access.authfile:
+            (Path(folder) / "config.json").write_text(access.authfile.read_text())
+        try:
+            run([*argv, reference], env={"DOCKER_CONFIG": folder} if access.authfile else {})
+        except CommandError as error:
+            raise PublishError(f"cosign did not sign {reference}; no tag was moved:\n{error.message}") from error
     return f"signed with {key}" if key else "signed with this CI job's identity"

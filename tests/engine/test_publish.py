@@ -371,7 +371,7 @@ def test_an_archive_that_docker_loads(tiny: Tiny, tmp_path: Path) -> None:
 def test_cosign_signs_the_digest_before_any_tag_moves(
     tiny: Tiny, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in for cosign records how it is called; the real one is not packaged for Debian."""
+    """A stand-in for cosign records how it is called; Debian 12 has no package of the real one."""
     assert tiny.publish(registry.repository).signed.startswith("not signed: cosign is not installed")
     with pytest.raises(PublishError, match="cosign is not installed"):
         tiny.publish(registry.repository, key="cosign.key", tags=("next",))
@@ -391,3 +391,24 @@ def test_cosign_signs_the_digest_before_any_tag_moves(
     with pytest.raises(PublishError, match="no tag was moved"):
         tiny.publish(registry.repository, key="cosign.key", tags=("next",))
     assert "next" not in all_tags_are_whole(registry)
+
+
+@pytest.mark.skipif(not shutil.which("cosign"), reason="cosign is not installed (Debian has it from 13 on)")
+def test_the_real_cosign_signs_over_tls_with_a_password_and_its_signature_verifies(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COSIGN_PASSWORD", "")
+    run(["cosign", "generate-key-pair"], cwd=tmp_path)
+    (tmp_path / "registry").mkdir()
+    with registries.serving(tmp_path / "registry", tls=True, auth=True) as found:
+        outcome = tiny.publish(found.repository, found.access, key=str(tmp_path / "cosign.key"))
+        assert outcome.signed.startswith("signed with")
+        assert found.access.authfile and found.access.certificates
+        (tmp_path / "config.json").write_text(found.access.authfile.read_text())
+        argv = ["cosign", "verify", "--key", str(tmp_path / "cosign.pub"), "--insecure-ignore-tlog=true"]
+        argv += ["--registry-cacert", str(found.access.certificates / "ca.crt")]
+        said = run([*argv, f"{found.repository}@{outcome.digest}"], env={"DOCKER_CONFIG": str(tmp_path)})
+        assert outcome.digest in said
+        before = found.files()
+        assert tiny.publish(found.repository, found.access, key=str(tmp_path / "cosign.key")).signed == "signed already"
+        assert found.files() == before
