@@ -92,7 +92,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         "transformers": _version("transformers"),
         "exit_status": int(exitstatus),
     }
-    (Path(out) / "gpu_results.json").write_text(json.dumps({"about": about, "tests": _results}, indent=1, default=str) + "\n")
+    (Path(out) / "gpu_results.json").write_text(
+        json.dumps({"about": about, "tests": _results}, indent=1, default=str) + "\n"
+    )
 
 
 def _version(distribution: str) -> str | None:

@@ -23,7 +23,12 @@ from blackwell.step.config import SHAPES, StepConfig  # noqa: E402
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_loss_falls_on_the_card(name: str, packed: bool, record: Callable[..., None]) -> None:
     report = train.run_step(StepConfig(device="cuda", steps=20, shape=SHAPES[name], packed=packed))
-    record(**{key: report.to_dict()[key] for key in ("losses", "seconds", "hits", "misses", "graphs", "implementations", "peak_memory")})
+    record(
+        **{
+            key: report.to_dict()[key]
+            for key in ("losses", "seconds", "hits", "misses", "graphs", "implementations", "peak_memory")
+        }
+    )
     assert report.problems == []
     assert report.losses[-1] < 0.7 * report.losses[0]
     assert "torch.compile(flex_attention)" in report.implementations["attention"]
@@ -53,7 +58,9 @@ def command(caches: Path, *words: str) -> tuple[int, dict[str, Any]]:
     """`blackwell step` in a fresh process with its own caches and the start-up hook that the image runs."""
     env = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(p for p in (str(Path(blackwell.__file__).parents[1]), os.environ.get("PYTHONPATH")) if p),
+        "PYTHONPATH": os.pathsep.join(
+            p for p in (str(Path(blackwell.__file__).parents[1]), os.environ.get("PYTHONPATH")) if p
+        ),
         "TRITON_CACHE_DIR": str(caches / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
     }

@@ -28,7 +28,9 @@ def check_anchors(batch: A.Batch) -> None:
         assert keep == sorted(keep, reverse=True), "padding comes last"
         for p in real:
             assert batch.supervised[row, p] and batch.supervised[row, p + 1]
-            assert batch.documents[row, p] == batch.documents[row, p + 1], "an anchor's block starts in its own document"
+            assert batch.documents[row, p] == batch.documents[row, p + 1], (
+                "an anchor's block starts in its own document"
+            )
 
 
 def test_anchors_hold_for_many_draws() -> None:
@@ -65,7 +67,9 @@ def both_supervised(supervised: torch.Tensor, documents: torch.Tensor) -> torch.
         (both_supervised, 0),  # without prompts only the document rule keeps neighbours apart
     ],
 )
-def test_anchor_check_rejects_wrong_candidates(mutant: Callable[..., torch.Tensor], prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anchor_check_rejects_wrong_candidates(
+    mutant: Callable[..., torch.Tensor], prompt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in range(60):
         check_anchors(made(seed=seed, prompt=prompt))
     monkeypatch.setattr(A, "anchor_candidates", mutant)
@@ -150,7 +154,10 @@ def test_random_batch(name: str, packed: bool) -> None:
     if packed:
         assert batch.cu_seqlens is not None
         assert batch.cu_seqlens.dtype == torch.int32
-        assert batch.cu_seqlens.tolist() == [0, *torch.tensor(A.document_lengths(shape.tokens, True)).cumsum(0).tolist()]
+        assert batch.cu_seqlens.tolist() == [
+            0,
+            *torch.tensor(A.document_lengths(shape.tokens, True)).cumsum(0).tolist(),
+        ]
         assert batch.cu_seqlens.diff().tolist() == batch.documents.flatten().bincount().tolist()
         assert all(n % 64 for n in batch.cu_seqlens.diff().tolist()), "documents end inside FLA's chunks of 64"
     else:

@@ -40,7 +40,9 @@ def model(dtype: torch.dtype = torch.float64, size: DrafterSize = SIZE) -> draft
     return made.to(dtype)
 
 
-def inputs(shape: Shape = SHAPE, dtype: torch.dtype = torch.float64, size: DrafterSize = SIZE) -> tuple[torch.Tensor, torch.Tensor]:
+def inputs(
+    shape: Shape = SHAPE, dtype: torch.dtype = torch.float64, size: DrafterSize = SIZE
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     context = torch.randn(1, shape.tokens, size.hidden, generator=generator, dtype=dtype)
     return context, torch.randn(1, shape.queries, size.hidden, generator=generator, dtype=dtype)
@@ -149,9 +151,16 @@ def block_by_block(weights: dict[str, torch.Tensor], size: DrafterSize, batch: B
         for layer in range(size.layers):
             w = {name.split(".", 2)[2]: value for name, value in weights.items() if name.startswith(f"layers.{layer}.")}
             normed = norm(y, w["input_norm.weight"])
-            sources = torch.cat([context[start:anchor], normed])  # keys: context before the anchor, then the block itself
-            q = norm((normed @ w["attention.q_proj.weight"].T).view(block, size.heads, -1), w["attention.q_norm.weight"])
-            k = norm((sources @ w["attention.k_proj.weight"].T).view(len(sources), size.kv_heads, -1), w["attention.k_norm.weight"])
+            sources = torch.cat(
+                [context[start:anchor], normed]
+            )  # keys: context before the anchor, then the block itself
+            q = norm(
+                (normed @ w["attention.q_proj.weight"].T).view(block, size.heads, -1), w["attention.q_norm.weight"]
+            )
+            k = norm(
+                (sources @ w["attention.k_proj.weight"].T).view(len(sources), size.kv_heads, -1),
+                w["attention.k_norm.weight"],
+            )
             v = (sources @ w["attention.v_proj.weight"].T).view(len(sources), size.kv_heads, -1)
             q, k = turned(q, places[-block:], size.rope_theta), turned(k, places, size.rope_theta)
             heads = []
@@ -167,7 +176,9 @@ def block_by_block(weights: dict[str, torch.Tensor], size: DrafterSize, batch: B
     return torch.cat(answers)[None]
 
 
-def check_against_reference(dtype: torch.dtype, shape: Shape, packed: bool, tolerance: float, size: DrafterSize = SIZE) -> None:
+def check_against_reference(
+    dtype: torch.dtype, shape: Shape, packed: bool, tolerance: float, size: DrafterSize = SIZE
+) -> None:
     """Output and every gradient of the drafter against the float64 reference, by relative error."""
     made, batch = model(dtype, size), batch_of(shape, packed)
     generator = torch.Generator().manual_seed(3)
@@ -199,7 +210,9 @@ def test_gradients_in_float32_at_real_sizes(name: str) -> None:
     check_against_reference(torch.float32, SHAPES[name], True, tolerance=2e-5, size=DrafterSize())
 
 
-def context_through_input_norm(self: drafter.DraftLayer, x: torch.Tensor, context: torch.Tensor, rope: Any, seen: Any) -> torch.Tensor:
+def context_through_input_norm(
+    self: drafter.DraftLayer, x: torch.Tensor, context: torch.Tensor, rope: Any, seen: Any
+) -> torch.Tensor:
     x = x + self.attention(self.input_norm(x), self.input_norm(context), rope, seen)
     y = self.mlp_norm(x)
     return x + self.down_proj(torch.nn.functional.silu(self.gate_proj(y)) * self.up_proj(y))
@@ -226,7 +239,9 @@ def first_rows(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
         (drafter, "rotate", first_rows),
     ],
 )
-def test_reference_check_rejects(where: Any, attribute: str, mutant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_check_rejects(
+    where: Any, attribute: str, mutant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(where, attribute, mutant)
     if attribute == "draft_positions":
         monkeypatch.setitem(globals(), "draft_positions", mutant)

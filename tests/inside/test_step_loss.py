@@ -54,8 +54,12 @@ def test_check_rejects_mutations() -> None:
         "shifted by one": (labels.roll(-1, dims=-1), weights),
         "slot 0 counts": (labels, torch.cat([torch.ones_like(weights[..., :1]), weights[..., 1:]], dim=-1)),
         "decay from k, not k-1": (labels, weights * math.exp(-1 / GAMMA)),
-        "documents ignored": loss.labels_and_weights(replace(made, documents=torch.zeros_like(made.documents)), SHAPE.block, GAMMA),
-        "supervision ignored": loss.labels_and_weights(replace(made, supervised=torch.ones_like(made.supervised)), SHAPE.block, GAMMA),
+        "documents ignored": loss.labels_and_weights(
+            replace(made, documents=torch.zeros_like(made.documents)), SHAPE.block, GAMMA
+        ),
+        "supervision ignored": loss.labels_and_weights(
+            replace(made, supervised=torch.ones_like(made.supervised)), SHAPE.block, GAMMA
+        ),
         "padding counts": loss.labels_and_weights(replace(made, keep=torch.ones_like(made.keep)), SHAPE.block, GAMMA),
     }
     for name, (wrong_labels, wrong_weights) in mutants.items():
@@ -70,11 +74,15 @@ def test_chunks_change_nothing() -> None:
     labels, weights = loss.labels_and_weights(batch(), SHAPE.block, GAMMA)
     results = []
     for chunk in (1, 3, 7):
-        hidden = torch.randn(1, SHAPE.queries, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        hidden = torch.randn(
+            1, SHAPE.queries, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True
+        )
         value = loss.block_loss(loss.cross_entropy(head, hidden, labels, chunk), weights)
         value.backward()
         results.append((value.detach(), hidden.grad))
-    hidden = torch.randn(1, SHAPE.queries, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    hidden = torch.randn(
+        1, SHAPE.queries, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True
+    )
     log_p = torch.log_softmax(head(hidden), dim=-1).view(1, SHAPE.anchors, SHAPE.block, -1)
     direct = -(log_p.gather(-1, labels[..., None])[..., 0] * weights).sum() / weights.sum()
     direct.backward()

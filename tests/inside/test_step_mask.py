@@ -112,14 +112,18 @@ def test_block_mask_covers_the_dense_mask(name: str, packed: bool) -> None:
     check_block_mask(draft_mask.blocks(), visible)
     with pytest.raises(AssertionError):  # a pair that lies in no listed block
         everything = torch.ones_like(visible)
-        check_block_mask(mask.DraftMask.of(batch_of(shape, packed, padded=shape.anchors), shape.block).blocks(), everything)
+        check_block_mask(
+            mask.DraftMask.of(batch_of(shape, packed, padded=shape.anchors), shape.block).blocks(), everything
+        )
 
 
 def relative(out: torch.Tensor, ref: torch.Tensor) -> float:
     return float((out.double() - ref.double()).norm() / ref.double().norm())
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor's CPU kernels need g++, which this image does not carry")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="Inductor's CPU kernels need g++, which this image does not carry"
+)
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_compiled_flex_forward_equals_the_dense_reference(name: str) -> None:
     """On the CPU flex has a compiled forward and no backward; both on a GPU: tests/gpu."""

@@ -65,7 +65,9 @@ def packing_error(change: dict[str, object]) -> float:
     generator = torch.Generator().manual_seed(2)
     documents = [torch.randint(127, (n,), generator=generator) for n in (70, 41, 100)]
     packed = pack(documents, [torch.ones(len(d), dtype=torch.bool) for d in documents], 4, generator)
-    alone = torch.cat([target.tap(pack([d], [torch.ones(len(d), dtype=torch.bool)], 4, generator)) for d in documents], dim=1)
+    alone = torch.cat(
+        [target.tap(pack([d], [torch.ones(len(d), dtype=torch.bool)], 4, generator)) for d in documents], dim=1
+    )
     return float((target.tap(replace(packed, **change)) - alone).abs().max())
 
 
@@ -85,7 +87,9 @@ def test_conv_and_delta_rule_each_keep_documents_apart(monkeypatch: pytest.Monke
             if name == "causal_conv_per_document":
                 patch.setattr(reference, name, lambda *args, right=right: right(*args[:-1], None))
             else:
-                patch.setattr(reference, name, lambda *args, right=right, **kw: right(*args, **{**kw, "cu_seqlens": None}))
+                patch.setattr(
+                    reference, name, lambda *args, right=right, **kw: right(*args, **{**kw, "cu_seqlens": None})
+                )
             assert packing_error({}) > 1e-4, name
 
 
@@ -118,15 +122,15 @@ def test_conv_reference_is_causal_convolution() -> None:
         reference.causal_conv_per_document(x, w, None, "relu", None)
 
 
-def wrapped(module: str):  # noqa: ANN201 - what transformers' decorator makes: a closure over `implementation`
+def wrapped(module: str):
     """A kernel in transformers' wrapping whose implementation claims to live in `module`."""
 
-    def implementation(*args, **kwargs):  # noqa: ANN002, ANN003, ANN202
+    def implementation(*args, **kwargs):
         return module
 
     implementation.__module__ = module
 
-    def wrapper(*args, **kwargs):  # noqa: ANN002, ANN003, ANN202
+    def wrapper(*args, **kwargs):
         return implementation(*args, **kwargs)
 
     return wrapper
@@ -144,7 +148,10 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
 
 def test_gpu_delta_rule_must_be_flas(ran: dict[str, set[str]]) -> None:
-    assert kernels.route_delta_rule(wrapped("fla.ops.gated_delta_rule.chunk"))(GPU, GPU, GPU) == "fla.ops.gated_delta_rule.chunk"
+    assert (
+        kernels.route_delta_rule(wrapped("fla.ops.gated_delta_rule.chunk"))(GPU, GPU, GPU)
+        == "fla.ops.gated_delta_rule.chunk"
+    )
     assert "fla.ops.gated_delta_rule.chunk" in str(kernels.implementations())
     with pytest.raises(StepError, match="fell back to plain torch"):
         kernels.route_delta_rule(wrapped("transformers.models.qwen3_5.modeling_qwen3_5"))(GPU, GPU, GPU)
@@ -152,9 +159,12 @@ def test_gpu_delta_rule_must_be_flas(ran: dict[str, set[str]]) -> None:
 
 def test_gpu_conv_is_causal_conv1d_else_flas(ran: dict[str, set[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.empty(2, 4, device="meta")
-    assert kernels.route_conv(wrapped("causal_conv1d.causal_conv1d_interface"))(GPU, weight) == "causal_conv1d.causal_conv1d_interface"
+    assert (
+        kernels.route_conv(wrapped("causal_conv1d.causal_conv1d_interface"))(GPU, weight)
+        == "causal_conv1d.causal_conv1d_interface"
+    )
 
-    def fla_conv(x, weight, bias, activation, cu_seqlens):  # noqa: ANN001, ANN202
+    def fla_conv(x, weight, bias, activation, cu_seqlens):
         assert x.shape == (1, 3, 2), "FLA's convolution takes [B,S,C]"
         return x, None
 

@@ -53,8 +53,9 @@ def test_second_shape_trains(packed: bool) -> None:
     assert report.shape == {"batch": 1, "tokens": 200, "anchors": 5, "block": 16}
 
 
-def one_backward(config: StepConfig = StepConfig()) -> train.Trainer:
+def one_backward() -> train.Trainer:
     """A trainer with gradients in place."""
+    config = StepConfig()
     trainer = train.Trainer(config)
     target, batch = trainer.targets[0], trainer.batches[0]
     tapped = target.tap(batch)
@@ -137,7 +138,9 @@ def document_losses(spoil: dict[str, Any]) -> tuple[list[float], list[float]]:
     def loss_of(batch: Batch, keep: torch.Tensor) -> float:
         batch = replace(batch, keep=keep)
         with torch.no_grad():
-            return float(train.draft_loss(config, trainer.targets[0], trainer.drafter, batch, trainer.targets[0].tap(batch)))
+            return float(
+                train.draft_loss(config, trainer.targets[0], trainer.drafter, batch, trainer.targets[0].tap(batch))
+            )
 
     first = torch.arange(8)[None] < 4
     return [loss_of(batch, batch.keep) for batch in alone], [loss_of(both, first), loss_of(both, ~first)]
@@ -193,7 +196,9 @@ def test_listener_counts_hits_and_misses() -> None:
     try:
         with observe.Observer() as observer:
             for name, hit in (("a", True), ("b", False), ("a", True)):
-                knobs.compilation.listener(src=None, metadata={"name": name}, metadata_group={}, times=None, cache_hit=hit)
+                knobs.compilation.listener(
+                    src=None, metadata={"name": name}, metadata_group={}, times=None, cache_hit=hit
+                )
             for hook in list(knobs.runtime.kernel_load_end_hook.calls):
                 hook(None, None, "a", None, None)
         assert observer.by_kernel() == {"a": {"hits": 2, "misses": 0}, "b": {"hits": 0, "misses": 1}}
@@ -218,7 +223,7 @@ def test_graph_misses_count_as_cold() -> None:
     with observe.Observer() as observer:
         train._demand_warm(observer)
         counters["inductor"]["fxgraph_cache_miss"] += 1
-        with pytest.raises(ColdKernel, match="flex_attention.*fx_miss"):
+        with pytest.raises(ColdKernel, match=r"flex_attention.*fx_miss"):
             train._demand_warm(observer)
 
 
@@ -301,7 +306,11 @@ def test_wrong_configuration(wrong: dict[str, Any], text: str) -> None:
 @pytest.fixture
 def nullgpu(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """A stand-in for blackwell.nullgpu that is off and names an environment."""
-    fake = types.SimpleNamespace(is_on=lambda: False, environment=lambda card, count=1: {"LD_PRELOAD": "lib.so", "CARD": card})
+    fake = types.SimpleNamespace(
+        is_on=lambda: False,
+        environment=lambda card, count=1: {"LD_PRELOAD": "lib.so", "CARD": card},
+        NullGpuError=type("NullGpuError", (Exception,), {}),
+    )
     monkeypatch.setitem(sys.modules, "blackwell.nullgpu", fake)
     monkeypatch.setattr(blackwell, "nullgpu", fake, raising=False)
     return fake
@@ -323,17 +332,28 @@ def test_cli_table(nullgpu: types.SimpleNamespace, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.startswith("what")
 
 
-def test_cli_failures(nullgpu: types.SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cli_failures(
+    nullgpu: types.SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cli.main(["step", "--device", "cpu", "--expect-warm", "--json"]) == step.EXIT_FAILED
     assert "--device cuda or --device null" in json.loads(capsys.readouterr().out)["error"]
-    monkeypatch.setattr(train, "run_step", lambda config, null: (_ for _ in ()).throw(ColdKernel("kernel x was not in the kernel cache")))
+    monkeypatch.setattr(
+        train,
+        "run_step",
+        lambda config, null: (_ for _ in ()).throw(ColdKernel("kernel x was not in the kernel cache")),
+    )
     assert cli.main(["step", "--device", "cpu"]) == step.EXIT_COLD
+    monkeypatch.setattr(train, "run_step", lambda config, null: 1 // 0)
+    assert cli.main(["step", "--device", "cpu", "--json"]) == step.EXIT_FAILED
+    assert "ZeroDivisionError" in json.loads(capsys.readouterr().out)["error"]
     nullgpu.is_on = lambda: True
     assert cli.main(["step", "--device", "cpu"]) == step.EXIT_FAILED
 
 
-def test_cli_null_becomes_the_same_command_under_the_null_gpu(nullgpu: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Replaced(Exception):  # noqa: N818 - stands for the process image being replaced
+def test_cli_null_becomes_the_same_command_under_the_null_gpu(
+    nullgpu: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Replaced(Exception):
         pass
 
     seen: list[Any] = []
@@ -344,15 +364,48 @@ def test_cli_null_becomes_the_same_command_under_the_null_gpu(nullgpu: types.Sim
 
     monkeypatch.setattr(os, "execve", execve)
     with pytest.raises(Replaced):
-        cli.main(["step", "--device", "null", "--card", "NVIDIA B200", "--shape", "odd", "--packed", "--threads", "2", "--expect-warm", "--json"])
+        cli.main(
+            [
+                "step",
+                "--device",
+                "null",
+                "--card",
+                "NVIDIA B200",
+                "--shape",
+                "odd",
+                "--packed",
+                "--threads",
+                "2",
+                "--expect-warm",
+                "--json",
+            ]
+        )
     path, argv, environment = seen
     assert path == sys.executable
     assert argv[:4] == [sys.executable, "-m", "blackwell", "step"]
-    for words in (["--device", "null"], ["--card", "NVIDIA B200"], ["--shape", "odd"], ["--threads", "2"], ["--steps", "2"]):
+    for words in (
+        ["--device", "null"],
+        ["--card", "NVIDIA B200"],
+        ["--shape", "odd"],
+        ["--threads", "2"],
+        ["--steps", "2"],
+    ):
         assert argv[argv.index(words[0]) + 1] == words[1]
     assert {"--packed", "--expect-warm", "--json"} <= set(argv)
     assert environment["LD_PRELOAD"] == "lib.so" and environment["CARD"] == "NVIDIA B200"
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(Path(blackwell.__file__).parents[1])
+
+
+def test_cli_null_says_why_the_null_gpu_cannot_start(
+    nullgpu: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def environment(card: str, count: int = 1) -> dict[str, str]:
+        raise nullgpu.NullGpuError(f"no card profile is named {card!r}")
+
+    nullgpu.environment = environment
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    assert cli.main(["step", "--device", "null", "--card", "RTX 1"]) == step.EXIT_FAILED
+    assert "no card profile is named 'RTX 1'" in capsys.readouterr().err
 
 
 def test_cli_null_needs_a_card_outside_an_image(nullgpu: types.SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip

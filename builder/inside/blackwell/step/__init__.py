@@ -15,6 +15,7 @@ Example:  blackwell step --device null --card "NVIDIA B200" --expect-warm --json
 import argparse
 import os
 import sys
+import traceback
 from pathlib import Path
 
 from blackwell import output
@@ -27,12 +28,22 @@ EXIT_COLD = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `blackwell step`."""
-    parser.add_argument("--device", choices=("cuda", "cpu", "null"), default="cuda", help="where to run (default: cuda)")
-    parser.add_argument("--card", metavar="NAME", help="card the null GPU shows (default: the first one this image was made for)")
-    parser.add_argument("--steps", type=int, default=2, metavar="N", help="optimizer steps, all on one batch (default: 2)")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="toy", help="toy: S=256, N=8; odd: S=200, N=5 (default: toy)")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu", "null"), default="cuda", help="where to run (default: cuda)"
+    )
+    parser.add_argument(
+        "--card", metavar="NAME", help="card the null GPU shows (default: the first one this image was made for)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=2, metavar="N", help="optimizer steps, all on one batch (default: 2)"
+    )
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), default="toy", help="toy: S=256, N=8; odd: S=200, N=5 (default: toy)"
+    )
     parser.add_argument("--packed", action="store_true", help="pack three documents into the row")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="target replicas, one thread each (default: 1)")
+    parser.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="target replicas, one thread each (default: 1)"
+    )
     parser.add_argument("--expect-warm", action="store_true", help="fail at the first kernel that has to be compiled")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -45,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
         code = _failed(args, error, EXIT_COLD)
     except StepError as error:
         code = _failed(args, error, EXIT_FAILED)
+    except Exception as error:  # whatever it is, the answer stays JSON and the process ends by the way below
+        traceback.print_exc()
+        code = _failed(args, StepError(f"the step broke: {type(error).__name__}: {error}"), EXIT_FAILED)
     sys.stdout.flush()
     sys.stderr.flush()
     if args.device != "cpu" and "torch" in sys.modules:
@@ -102,11 +116,31 @@ def _become_null(args: argparse.Namespace) -> None:
         try:
             card = paths.image_facts()["cards"][0]
         except (FileNotFoundError, KeyError, IndexError) as error:
-            raise StepError("which card should the null GPU show? Outside an image say it: --card 'NVIDIA B200'.") from error
-    command = [sys.executable, "-m", "blackwell", "step", "--device", "null", "--card", card, "--steps", str(args.steps)]
+            raise StepError(
+                "which card should the null GPU show? Outside an image say it: --card 'NVIDIA B200'."
+            ) from error
+    command = [
+        sys.executable,
+        "-m",
+        "blackwell",
+        "step",
+        "--device",
+        "null",
+        "--card",
+        card,
+        "--steps",
+        str(args.steps),
+    ]
     command += ["--shape", args.shape, "--threads", str(args.threads)]
-    command += [flag for flag, wanted in (("--packed", args.packed), ("--expect-warm", args.expect_warm), ("--json", args.json)) if wanted]
-    environment = {**os.environ, **nullgpu.environment(card)}
+    command += [
+        flag
+        for flag, wanted in (("--packed", args.packed), ("--expect-warm", args.expect_warm), ("--json", args.json))
+        if wanted
+    ]
+    try:
+        environment = {**os.environ, **nullgpu.environment(card)}
+    except nullgpu.NullGpuError as error:
+        raise StepError(str(error)) from error
     ours = str(Path(__file__).resolve().parents[2])  # so that the new interpreter finds this very package
     environment["PYTHONPATH"] = os.pathsep.join(p for p in (ours, environment.get("PYTHONPATH")) if p)
     sys.stdout.flush()

@@ -65,7 +65,9 @@ def draw_anchors(candidates: Tensor, count: int, generator: torch.Generator) -> 
         rows.append(torch.nn.functional.pad(chosen, (0, count - len(chosen))))
         kept.append(torch.arange(count) < len(chosen))
     if not any(bool(k.any()) for k in kept):
-        raise StepError("no token of the batch can be an anchor: two supervised neighbours within one document are needed.")
+        raise StepError(
+            "no token of the batch can be an anchor: two supervised neighbours within one document are needed."
+        )
     return torch.stack(rows), torch.stack(kept)
 
 

@@ -101,6 +101,10 @@ class StepConfig:
         if self.device not in ("cpu", "cuda"):
             raise StepError(f"unknown device {self.device!r}: use cpu or cuda.")
         if self.expect_warm and self.device == "cpu":
-            raise StepError("--expect-warm counts compiled GPU kernels and the CPU step has none: use --device cuda or --device null.")
+            raise StepError(
+                "--expect-warm counts compiled GPU kernels and the CPU step has none: use --device cuda or --device null."
+            )
         if self.drafter.hidden != self.target.hidden:
-            raise StepError("the drafter borrows the target's embedding table and head, so both need the same hidden size.")
+            raise StepError(
+                "the drafter borrows the target's embedding table and head, so both need the same hidden size."
+            )

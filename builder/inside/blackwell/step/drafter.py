@@ -68,7 +68,7 @@ class DraftAttention(nn.Module):
         q = rotate(q, cos[:, :, -queries:], sin[:, :, -queries:])  # queries use the last Q rows, keys all
         k = rotate(k, cos, sin)
         out = kernels.attention(q, k, v, mask)
-        return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
 class DraftLayer(nn.Module):
@@ -87,7 +87,7 @@ class DraftLayer(nn.Module):
         """x [B,Q,D], context C [B,S,D] -> [B,Q,D]."""
         x = x + self.attention(self.input_norm(x), context, rope, mask)
         y = self.mlp_norm(x)
-        return x + self.down_proj(nn.functional.silu(self.gate_proj(y)) * self.up_proj(y))  # type: ignore[no-any-return]
+        return x + self.down_proj(nn.functional.silu(self.gate_proj(y)) * self.up_proj(y))
 
 
 class Drafter(nn.Module):
@@ -103,7 +103,7 @@ class Drafter(nn.Module):
 
     def fuse(self, tapped: Tensor) -> Tensor:
         """Fuse once: hidden states of the tapped layers [B,S,T·D] -> C [B,S,D], the same for every draft layer."""
-        return self.fuse_norm(self.fuse_proj(tapped))  # type: ignore[no-any-return]
+        return self.fuse_norm(self.fuse_proj(tapped))
 
     def add_noise(self, context: Tensor, half_width: float) -> Tensor:
         """Noise augmentation: uniform noise on C while training, nothing in evaluation. [B,S,D] -> [B,S,D]."""
@@ -116,4 +116,4 @@ class Drafter(nn.Module):
         rope = rotary(positions, self.size.head_dim, self.size.rope_theta, x.dtype)
         for layer in self.layers:
             x = layer(x, context, rope, mask)
-        return self.norm(x)  # type: ignore[no-any-return]
+        return self.norm(x)

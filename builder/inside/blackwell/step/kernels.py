@@ -86,7 +86,7 @@ def route_conv(original: Callable[..., Any]) -> Callable[..., Any]:
             return reference.causal_conv_per_document(hidden_states, weight, bias, activation, cu_seqlens)
         if extension:
             _note("causal_conv1d", _full_name(chosen))
-            return original(hidden_states, weight, bias, activation=activation, **options)  # type: ignore[no-any-return]
+            return original(hidden_states, weight, bias, activation=activation, **options)
         if importlib.util.find_spec("causal_conv1d") is not None:
             raise StepError(
                 "causal_conv1d is installed but transformers could not import it and fell back to plain torch: it was probably built "
@@ -96,8 +96,10 @@ def route_conv(original: Callable[..., Any]) -> Callable[..., Any]:
         from fla.modules.convolution import causal_conv1d
 
         _note("causal_conv1d", _full_name(causal_conv1d))
-        out, _ = causal_conv1d(hidden_states.transpose(1, 2), weight, bias, activation=activation, cu_seqlens=cu_seqlens)
-        return out.transpose(1, 2)  # type: ignore[no-any-return]
+        out, _ = causal_conv1d(
+            hidden_states.transpose(1, 2), weight, bias, activation=activation, cu_seqlens=cu_seqlens
+        )
+        return out.transpose(1, 2)
 
     return causal_conv1d_fn
 
@@ -128,7 +130,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
         _note("attention", "torch reference (dense)")
         return reference.dense_attention(q, k, v, mask)
     _note("attention", "torch.compile(flex_attention)")
-    return flex()(q, k, v, block_mask=mask, enable_gqa=True, kernel_options=KERNEL_OPTIONS)  # type: ignore[no-any-return]
+    return flex()(q, k, v, block_mask=mask, enable_gqa=True, kernel_options=KERNEL_OPTIONS)
 
 
 def flex() -> Any:

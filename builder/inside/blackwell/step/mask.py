@@ -60,4 +60,6 @@ class DraftMask:
         """The same as a `BlockMask` for flex_attention."""
         from torch.nn.attention.flex_attention import create_block_mask
 
-        return create_block_mask(self.predicate, B=self.batch, H=None, Q_LEN=self.queries, KV_LEN=self.keys, device=str(self.device))
+        return create_block_mask(
+            self.predicate, B=self.batch, H=None, Q_LEN=self.queries, KV_LEN=self.keys, device=str(self.device)
+        )

@@ -148,6 +148,9 @@ def _graph_counters() -> dict[str, int]:
 
     return {
         f"{short}_{event}": counters[group][f"{prefix}_{event}"]
-        for short, group, prefix in (("fx", "inductor", "fxgraph_cache"), ("autograd", "aot_autograd", "autograd_cache"))
+        for short, group, prefix in (
+            ("fx", "inductor", "fxgraph_cache"),
+            ("autograd", "aot_autograd", "autograd_cache"),
+        )
         for event in ("hit", "miss", "bypass")
     }

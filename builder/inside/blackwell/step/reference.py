@@ -1,6 +1,7 @@
 """Reference implementations of the three kernels a step uses, in plain torch: what runs on the CPU, and what GPU kernels are held against."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
 
 def _spans(tokens: int, cu_seqlens: Tensor | None) -> list[tuple[int, int]]:
     offsets = [0, tokens] if cu_seqlens is None else cu_seqlens.tolist()
-    return list(zip(offsets[:-1], offsets[1:], strict=True))
+    return list(pairwise(offsets))
 
 
 def delta_rule_per_document(delta_rule: Callable[..., tuple[Tensor, Any]], q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Tensor | None,
@@ -39,7 +40,9 @@ def delta_rule_per_document(delta_rule: Callable[..., tuple[Tensor, Any]], q: Te
     return torch.cat(pieces, dim=1), None
 
 
-def causal_conv_per_document(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, cu_seqlens: Tensor | None) -> Tensor:
+def causal_conv_per_document(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, cu_seqlens: Tensor | None
+) -> Tensor:
     """Depthwise causal convolution, each document by itself. x [B,C,S], weight [C,W] -> [B,C,S]."""
     width = weight.shape[-1]
     pieces = []

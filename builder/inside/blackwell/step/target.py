@@ -40,7 +40,12 @@ def target_config(size: TargetSize) -> Any:
         linear_conv_kernel_dim=size.conv_width,
         use_cache=False,
         # A quarter of each head is rotated (16 of 64: 8 frequencies), shared out between time, height and width.
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000_000.0, "partial_rotary_factor": 0.25, "mrope_section": [4, 2, 2]},
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10_000_000.0,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [4, 2, 2],
+        },
     )
 
 
@@ -60,7 +65,7 @@ class Target(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """Frozen embedding table: [B,Q] -> [B,Q,D]."""
-        return self.model.embed_tokens(ids)  # type: ignore[no-any-return]
+        return self.model.embed_tokens(ids)
 
     def tap(self, batch: Batch) -> Tensor:
         """Run the target on [B,S] tokens and concatenate the tapped hidden states on features -> [B,S,T·D]."""

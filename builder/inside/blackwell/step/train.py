@@ -66,7 +66,9 @@ def _observed(config: StepConfig, null: bool, observer: Observer, started: float
     from blackwell.step import kernels
 
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise StepError("no GPU is visible to torch. Use --device null for the compile-only step, --device cpu to train on the CPU.")
+        raise StepError(
+            "no GPU is visible to torch. Use --device null for the compile-only step, --device cpu to train on the CPU."
+        )
     trainer = Trainer(config)
     seconds = {"build": time.perf_counter() - started}
     losses, norms = [], []
@@ -137,7 +139,8 @@ class Trainer:
         self.drafter = drafter.to(config.device).train()
         text = config.target.mask_token  # ids below MASK are text
         self.batches = [
-            random_batch(config.shape, text, config.packed, config.seed + replica).to(config.device) for replica in range(config.threads)
+            random_batch(config.shape, text, config.packed, config.seed + replica).to(config.device)
+            for replica in range(config.threads)
         ]
         self.optimizer = torch.optim.AdamW(self.drafter.parameters(), lr=config.learning_rate)
 
