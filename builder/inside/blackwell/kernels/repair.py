@@ -26,7 +26,7 @@ def what_recompiles(cache: Path, entry: str, damaged: Sequence[str] = ()) -> str
     """What the next run must make when `entry` is gone, in words; `damaged` names files of it that may be gone."""
     path = cache / entry
     if entry.startswith(TRITON + "/"):
-        names = sorted({*(os.listdir(path) if path.is_dir() else [path.name]), *damaged})
+        names = sorted({*([p.name for p in path.iterdir()] if path.is_dir() else [path.name]), *damaged})
         for name in names:
             if name.startswith(GROUP_PREFIX) or name.endswith(".cubin"):
                 return f"kernel {name.removeprefix(GROUP_PREFIX).rpartition('.')[0]}"
@@ -94,7 +94,7 @@ def relocate(cache: Path, old: str, new: str) -> list[str]:
     replaced atomically, its line in the checksum list only when its old content was as listed, and running it again
     finishes what an interrupted run began. Raises ValueError for a relative path.
     """
-    if not (os.path.isabs(old) and os.path.isabs(new)):
+    if not (Path(old).is_absolute() and Path(new).is_absolute()):
         raise ValueError(f"relocate needs two absolute paths, not {old!r} and {new!r}")
     old, new = os.path.normpath(old), os.path.normpath(new)
     listed = sums.read_list(cache)
