@@ -91,7 +91,6 @@ def main() -> int:
     launch = real_launch() if args.kernel == "real" else object_launch()
 
     import triton
-
     from blackwell import autotuner_race
 
     plain: list[float] = []

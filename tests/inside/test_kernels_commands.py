@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from blackwell import cli, kernels, overlay
 from blackwell.kernels import entries, explain, sealing, sums
 from blackwell.kernels.damage import inductor_hash, verify_cache

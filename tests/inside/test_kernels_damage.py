@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from blackwell.kernels import entries, sums
 from blackwell.kernels.damage import verify_cache
 from blackwell.kernels.repair import repair

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from blackwell import fingerprint as fp
 
 INSIDE = Path(fp.__file__).resolve().parents[1]

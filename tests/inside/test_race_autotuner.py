@@ -362,7 +362,6 @@ EXISTING: dict[str, Any] = {}
 def run_one(scenario: str, mode: str) -> None:
     """Run one scenario in this process, in which Triton is loaded and nothing is armed."""
     import triton.runtime.autotuner
-
     from blackwell import autotuner_race
 
     if scenario == "cold_warm_existing_object":

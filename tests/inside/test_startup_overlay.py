@@ -10,9 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import blackwell
+import pytest
 from blackwell import overlay
 
 INSIDE = Path(blackwell.__file__).resolve().parents[1]
@@ -55,10 +54,10 @@ def test_every_file_is_linked_and_variables_move(baked: Path, tmp_path: Path) ->
     assert place == str(tmp_path / "tmp" / f"blackwell-{os.geteuid()}-0123456789abcdef")
     assert environment["TRITON_CACHE_DIR"] == f"{place}/triton"
     assert environment["TORCHINDUCTOR_CACHE_DIR"] == f"{place}/inductor"
-    links = {str(p.relative_to(place)): os.readlink(p) for p in Path(place).rglob("*") if p.is_symlink()}
+    links = {str(p.relative_to(place)): str(p.readlink()) for p in Path(place).rglob("*") if p.is_symlink()}
     names = ["triton/KEY/scale.cubin", "triton/KEY/__grp__scale.json", "inductor/fxgraph/ab/fabc/entry"]
     assert links == {name: str(baked / name) for name in names}
-    assert stat.S_IMODE(os.stat(place).st_mode) == 0o700
+    assert stat.S_IMODE(Path(place).stat().st_mode) == 0o700
 
 
 def test_writing_by_rename_leaves_the_baked_file_alone(baked: Path, tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ new entries become real files in the overlay, and both write by rename, which re
 Imported when torch or triton is: only small standard modules here.
 """
 
+# pathlib would cost a job's start more than everything done here
+# ruff: noqa: PTH102, PTH103, PTH105, PTH108, PTH110, PTH114, PTH116, PTH118, PTH119, PTH123, PTH211
+
 import contextlib
 import os
 import stat
