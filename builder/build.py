@@ -137,8 +137,8 @@ def build(
             output.flush()
             progress.line(line)
 
-        context, secrets = folder / "context", _secrets(run, folder)
-        _write_context(context, work, rootfs, uv)
+        context, secrets = folder / "context", secrets_of(run, folder)
+        write_context(context, work, rootfs, uv)
         resources = host.resources(engine.root)
         arguments = {"GENCODE": gencode, "JOBS": str(resources.jobs), "EXTENSIONS": "store"}
 
@@ -209,7 +209,7 @@ def check_budget(image: Image, size: int, budget: int) -> None:
         )
 
 
-def _secrets(run: Runner, folder: Path) -> dict[str, Path]:
+def secrets_of(run: Runner, folder: Path) -> dict[str, Path]:
     """Files with what the host knows of indexes, proxies and certificates; empty where it knows nothing."""
     network = folder / "network"
     network.write_text(environment.secret_script(run))
@@ -224,7 +224,8 @@ def _secrets(run: Runner, folder: Path) -> dict[str, Path]:
     }
 
 
-def _write_context(context: Path, work: Work, rootfs: Path | None, uv: Path) -> None:
+def write_context(context: Path, work: Work, rootfs: Path | None, uv: Path) -> None:
+    """Write the build context: rendered files, our code, the build scripts with uv, an empty wheel store, and the base's archive."""
     for name, text in work.files.items():
         path = context / name
         path.parent.mkdir(parents=True, exist_ok=True)

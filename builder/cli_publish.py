@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
 
 import click
 from rich.table import Table
 
-from builder import flow, publish, release
+from builder import diff, flow, publish, release, report
+from builder.engine import contents, docker, host
 from builder.engine.process import run
 from builder.errors import SelectionError
 from builder.options import OUT, access_of, as_json, registry, request_of, say, selection
@@ -73,4 +75,54 @@ def publish_(
     OUT.print(table)
 
 
-COMMANDS: tuple[click.Command, ...] = (publish_,)
+@click.command("report")
+@identifier
+@selection
+@as_json
+@click.option(
+    "--output", type=click.Path(file_okay=False, path_type=Path), help="Directory to write to. Default: the store."
+)
+@click.option("--benchmark", type=click.File(), help="A first_step.json of bench/first_step.py, to be shown too.")
+def report_(identifier: str | None, output: Path | None, benchmark: TextIO | None, json_: bool, **options: Any) -> None:
+    """Write a page about a built image, as self-contained HTML and as Markdown: contents, needs, warm kernels, sizes, issues, tests.
+
+    Example: builder report --triton 3.7 --output .
+    """
+    project = flow.Project.find()
+    image = chosen(project, identifier, options)
+    material = release.report_of(run, project, image, benchmark.read() if benchmark else "", say)
+    folder = output or host.store() / "reports"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {"html": folder / f"{image.id}.html", "markdown": folder / f"{image.id}.md"}
+    paths["html"].write_text(report.html(material))
+    paths["markdown"].write_text(report.markdown(material))
+    if json_:
+        answer({kind: str(path) for kind, path in paths.items()})
+        return
+    for path in paths.values():
+        click.echo(path)
+
+
+@click.command("diff")
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@registry
+@as_json
+@click.option("--files", default=20, show_default=True, help="The most files to name.")
+def diff_(before: str, after: str, files: int, json_: bool, **options: Any) -> None:
+    """Say what changed from image A to image B: versions, packages, kernels, labels, files. Either is an identifier, a local tag
+    or digest, an archive, oci:DIRECTORY or HOST/REPO:TAG.
+
+    Example: builder diff ID blackwell.tar
+    """
+    access = access_of(options)
+    engine = docker.ensure(run, say)
+    a, b = (contents.resolve(run, engine, word, host.store(), access) for word in (before, after))
+    found = diff.compare(a, b)
+    if json_:
+        answer(diff.as_dict(found))
+    else:
+        click.echo(diff.markdown(found, files=files), nl=False)
+
+
+COMMANDS: tuple[click.Command, ...] = (publish_, report_, diff_)

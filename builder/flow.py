@@ -152,8 +152,23 @@ def build_image(run: Runner, project: Project, image: Image, say: Callable[[str]
     engine = docker.ensure(run, say)
     if digest := build.unchanged(engine, work):
         return build.Result(image=image, digest=digest, built=False, seconds={})
-    require_host_tools(run, say)
     host.check_resources(host.resources(engine.root))
+    rootfs, tool = base_and_tool(run, image, locked, say)
+    return build.build(
+        run,
+        engine,
+        work,
+        rootfs=rootfs,
+        uv=tool,
+        gencode=arch.gencode(image.capabilities),
+        say=say,
+        log=project.log_path(image),
+    )
+
+
+def base_and_tool(run: Runner, image: Image, locked: Lock, say: Callable[[str], None]) -> tuple[Path | None, Path]:
+    """The archive of a bootstrapped base (None for one by reference), and uv for the image's platform."""
+    require_host_tools(run, say)
     store = host.store()
     rootfs = None
     if not image.base.reference:
@@ -166,16 +181,7 @@ def build_image(run: Runner, project: Project, image: Image, say: Callable[[str]
         platform=image.platform,
         store=store / "tools",
     )
-    return build.build(
-        run,
-        engine,
-        work,
-        rootfs=rootfs,
-        uv=tool,
-        gencode=arch.gencode(image.capabilities),
-        say=say,
-        log=project.log_path(image),
-    )
+    return rootfs, tool
 
 
 def verify_image(run: Runner, project: Project, image: Image, say: Callable[[str], None]) -> verify.Verdict:

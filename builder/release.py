@@ -10,11 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from builder import build, flow, plan, provenance, publish, sbom
-from builder.engine import contents, docker, host, skopeo
+from builder import build, flow, plan, provenance, publish, report, sbom, show
+from builder.engine import contents, docker, host, sizes, skopeo
 from builder.engine.process import Runner
 from builder.errors import PublishError, SelectionError
 from builder.flow import Project
+from builder.inside_data import cards_for
 from builder.oci import Attachment
 from builder.values import Image, Lock, Matrix, checksum
 from builder.verify import Verdict
@@ -168,3 +169,31 @@ def publish_image(run: Runner, project: Project, image: Image, wish: Wish, say: 
             hint="give HOST/REPO (lower case, no tag), oci:DIRECTORY or FILE.tar",
         )
     return publish.to_registry(run, engine, release, name, wish.access, say, compression=wish.compression, key=wish.key)
+
+
+def report_of(run: Runner, project: Project, image: Image, benchmark: str, say: Say) -> report.Material:
+    """Everything that a report on a built image tells. `benchmark`: text of a result of bench/first_step.py, or "".
+
+    Raises PublishError if the image isn't there, SelectionError if the benchmark is something else.
+    """
+    engine = docker.ensure(run, say)
+    subject = subject_of(engine, image, flow.read_lock(project, image), say)
+    try:
+        measured = report.read_benchmark(benchmark) if benchmark else {}
+    except ValueError as error:
+        raise SelectionError(f"the benchmark can't be read: {error}") from error
+    say("measuring the layers")
+    layers = sizes.measure(engine, image.tag, host.store())
+    return report.Material(
+        image=image,
+        lock=subject.lock,
+        digest=subject.digest,
+        labels=subject.labels,
+        verdict=subject.verdict,
+        layers=layers,
+        layer_names=[show.layer_name(layer.created_by) for layer in layers],
+        cards=cards_for(project.inside, image.capabilities),
+        warm=subject.warm(),
+        bill=sbom.make(image, subject.lock, subject.digest, subject.contents.texts, version("builder")),
+        benchmark=measured,
+    )

@@ -144,8 +144,8 @@ def test_index_proxy_and_certificates_of_the_host_reach_the_build_but_no_layer(
     work = small.work(replace(small.lock, distributions=pins, epoch=small.lock.epoch + int(time.time()) % 1000 + 1))
     from builder import build
 
-    context, secrets = tmp_path / "context", build._secrets(run, tmp_path)
-    build._write_context(context, work, small.rootfs, small.uv)
+    context, secrets = tmp_path / "context", build.secrets_of(run, tmp_path)
+    build.write_context(context, work, small.rootfs, small.uv)
     request = docker.BuildRequest(context=context, target="libraries", tag="builder-test:secrets", secrets=secrets)
     docker.build(run, small.engine, request, lambda _line: None)
     assert any("private-mirror" in path and authorization for path, authorization in Index.asked)

@@ -22,6 +22,9 @@ MAY_IMPORT = {
     "oci": PURE,
     "publish": PURE | {"engine", "oci", "verify"},
     "sbom": PURE,
+    "report": PURE | {"engine", "sbom", "verify"},
+    "diff": PURE | {"engine"},
+    "bake": PURE | {"arch"},
     "provenance": PURE,
     "inside_data": PURE,
 }
