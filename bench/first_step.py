@@ -30,7 +30,18 @@ PROGRAMS: dict[str, list[str]] = {
     "toy": ["-m", "blackwell", "step", "--device", "cuda", "--json"],
     "toy-packed": ["-m", "blackwell", "step", "--device", "cuda", "--packed", "--json"],
     "qwen3.5-27b": ["-m", "blackwell.warm.model", "qwen3.5-27b", "--layers", "2", "--tokens", "4096", "--steps", "22"],
-    "qwen3.5-27b-packed": ["-m", "blackwell.warm.model", "qwen3.5-27b", "--layers", "2", "--packed", "--tokens", "4096", "--steps", "22"],
+    "qwen3.5-27b-packed": [
+        "-m",
+        "blackwell.warm.model",
+        "qwen3.5-27b",
+        "--layers",
+        "2",
+        "--packed",
+        "--tokens",
+        "4096",
+        "--steps",
+        "22",
+    ],
 }
 DEFAULT_PROGRAMS = ("toy", "qwen3.5-27b")
 
@@ -84,8 +95,19 @@ class Bench:
                 archive.extractall(site)
         for program in site.glob("triton/backends/nvidia/bin/*"):
             program.chmod(0o755)  # zipfile drops the executable bit
+        if any(site.iterdir()):  # or every process would compile transformers again, in its own time
+            subprocess.run(
+                [sys.executable, "-m", "compileall", "-q", "-j", "0", str(site)],
+                capture_output=True,
+                timeout=120,
+                check=False,
+            )
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "TORCHINDUCTOR_", "BLACKWELL_", "NULLGPU_"))},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("TRITON_", "TORCHINDUCTOR_", "BLACKWELL_", "NULLGPU_"))
+            },
             "PYTHONPATH": os.pathsep.join([str(site), str(INSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "TMPDIR": str(self._made("tmp")),
             "HOME": str(self._made("home")),
@@ -104,7 +126,9 @@ class Bench:
         self.environment["TRITON_PTXAS_PATH"] = self.facts["ptxas"]
         if self.facts["hopper_refusal"]:
             self.environment[HOPPER] = "1"
-            self.notes.append("FLA's refusal of the gated backward on Hopper (fla issue 640) is off in all runs: times are real, gradients may be wrong")
+            self.notes.append(
+                "FLA's refusal of the gated backward on Hopper (fla issue 640) is off in all runs: times are real, gradients may be wrong"
+            )
         self.card = str(self.facts["card"])
 
     def _made(self, name: str) -> Path:
@@ -135,7 +159,14 @@ facts["ptxas"] = str(pathlib.Path(triton.__file__).parent / "backends" / "nvidia
 facts["hopper_refusal"] = ("H200" in card or "H100" in card) and Version(triton.__version__) < Version("3.7.1")
 print(json.dumps(facts))
 """
-        done = subprocess.run([sys.executable, "-c", code, card or ""], env=self.environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code, card or ""],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         if done.returncode:
             raise SystemExit(f"first_step: no facts of this machine:\n{done.stderr[-3000:]}")
         facts: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -154,7 +185,14 @@ print(json.dumps(facts))
     def build_null_gpu(self) -> None:
         """Build the stand-ins against the installed torch."""
         started = time.monotonic()
-        command = [sys.executable, str(INSIDE / "nullgpu" / "build.py"), "--site", self.facts["site"], "--out", str(self.work / "nullgpu")]
+        command = [
+            sys.executable,
+            str(INSIDE / "nullgpu" / "build.py"),
+            "--site",
+            self.facts["site"],
+            "--out",
+            str(self.work / "nullgpu"),
+        ]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=180, check=False)
         if done.returncode:
             raise SystemExit(f"first_step: the null GPU does not build here:\n{done.stdout}{done.stderr[-3000:]}")
@@ -164,13 +202,31 @@ print(json.dumps(facts))
         """Fill one cache for each program, under the null GPU; the programs side by side."""
         started = time.monotonic()
         running = {}
-        environment = {**self.environment, "BLACKWELL_NULLGPU_BESIDE_DRIVER": "1", "BLACKWELL_ROOT": str(self._made("root"))}
+        environment = {
+            **self.environment,
+            "BLACKWELL_NULLGPU_BESIDE_DRIVER": "1",
+            "BLACKWELL_ROOT": str(self._made("root")),
+        }
         jobs = max(1, int(self.facts["cores"]) // len(programs))
         for name in programs:
-            command = [sys.executable, "-m", "blackwell", "warm", "--cache", str(self.cache(name)), "--card", self.card, "--no-check", "--json"]
+            command = [
+                sys.executable,
+                "-m",
+                "blackwell",
+                "warm",
+                "--cache",
+                str(self.cache(name)),
+                "--card",
+                self.card,
+                "--no-check",
+                "--json",
+            ]
             command += ["--jobs", str(jobs), "--timeout", f"{max(30.0, self.left()):.0f}", "--", *self.program(name)]
-            log = open(self.work / f"{name}.warm.log", "w")  # noqa: SIM115 - closed with the process
-            running[name] = (subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True), log)
+            log = (self.work / f"{name}.warm.log").open("w")
+            running[name] = (
+                subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True),
+                log,
+            )
         for name, (process, log) in running.items():
             try:
                 answer, _ = process.communicate(timeout=max(30.0, self.left()))
@@ -185,17 +241,28 @@ print(json.dumps(facts))
 
     def on_card(self, name: str, run: str, cache: Path, *, compiler: bool) -> Row:
         """The program on the card, in a fresh process, with this cache."""
-        environment = {**self.environment, "TRITON_CACHE_DIR": str(cache / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+        environment = {
+            **self.environment,
+            "TRITON_CACHE_DIR": str(cache / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        }
         for part in ("triton", "inductor"):
             (cache / part).mkdir(parents=True, exist_ok=True)
         if self.rehearse:
             environment |= self._null_environment()
         if not compiler:
-            environment["PATH"] = str(self._made("no-compiler"))
+            environment["PATH"] = str(self._without_compiler())
         before = files(cache)
         started = time.monotonic()
         try:
-            done = subprocess.run(self.program(name), env=environment, capture_output=True, text=True, timeout=max(20.0, self.left()), check=False)
+            done = subprocess.run(
+                self.program(name),
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=max(20.0, self.left()),
+                check=False,
+            )
             code, out, errors = done.returncode, done.stdout, done.stderr
         except subprocess.TimeoutExpired as late:
             code, out, errors = -1, "", f"no end before the bench's own deadline\n{_text(late.stderr)}"
@@ -214,9 +281,25 @@ print(json.dumps(facts))
         self.add(row)
         return row
 
+    def _without_compiler(self) -> Path:
+        """A PATH without a C compiler. `file` stays: Triton's keys for its C modules hold what it says of the interpreter
+        (platform.architecture()), so that a machine with and one without it don't share them.
+        """
+        directory = self._made("no-compiler")
+        if (found := shutil.which("file")) and not (directory / "file").exists():
+            (directory / "file").symlink_to(found)
+        return directory
+
     def _null_environment(self) -> dict[str, str]:
         code = "import json, sys; from blackwell import nullgpu; print(json.dumps(nullgpu.environment(sys.argv[1], beside_driver=True)))"
-        done = subprocess.run([sys.executable, "-c", code, self.card], env=self.environment, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, self.card],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         return dict(json.loads(done.stdout))
 
     def cache(self, name: str) -> Path:
@@ -294,7 +377,13 @@ def regrets(cache: Path, static: Mapping[Path, Mapping[str, Any]]) -> list[dict[
         configs = []
         for config, ms in measured:
             facts = next((entry for entry in tried if entry["config"] == config), {})
-            configs.append({"ms": ms, **{name: facts.get(name) for name in ("config", "registers", "spills", "shared", "warps", "score")}, "config": config})
+            configs.append(
+                {
+                    "ms": ms,
+                    **{name: facts.get(name) for name in ("config", "registers", "spills", "shared", "warps", "score")},
+                    "config": config,
+                }
+            )
         table.append(
             {
                 "kernel": kernel, "key": key, "configs": configs, "static": chosen, "static_ms": mine, "best": best, "best_ms": best_ms,
@@ -304,7 +393,19 @@ def regrets(cache: Path, static: Mapping[Path, Mapping[str, Any]]) -> list[dict[
     return table
 
 
-HEADER = ("program", "run", "first step s", "second step s", "later steps ms", "process s", "loaded", "compiled", "FX hit/miss", "autograd hit/miss", "new files")
+HEADER = (
+    "program",
+    "run",
+    "first step s",
+    "second step s",
+    "later steps ms",
+    "process s",
+    "loaded",
+    "compiled",
+    "FX hit/miss",
+    "autograd hit/miss",
+    "new files",
+)
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -325,26 +426,45 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
-    return "\n".join([f"| {' | '.join(header)} |", "|" + "---|" * len(header), *(f"| {' | '.join(row)} |" for row in rows)])
+    return "\n".join(
+        [f"| {' | '.join(header)} |", "|" + "---|" * len(header), *(f"| {' | '.join(row)} |" for row in rows)]
+    )
 
 
 def result(bench: Bench, tuned: Mapping[str, list[dict[str, Any]]]) -> str:
     """All tables."""
-    lines = [f"# First step on {bench.card}", "", json.dumps(bench.facts), *bench.notes, "", table(HEADER, [cells(row) for row in bench.rows]), ""]
+    lines = [
+        f"# First step on {bench.card}",
+        "",
+        json.dumps(bench.facts),
+        *bench.notes,
+        "",
+        table(HEADER, [cells(row) for row in bench.rows]),
+        "",
+    ]
     for name, kernels in tuned.items():
         shown = [
             (entry["kernel"], str(len(entry["configs"])), f"{entry['static_ms']:.4f}" if entry["static_ms"] is not None else "-",
              f"{entry['best_ms']:.4f}", f"{entry['regret']:+.0%}" if entry["regret"] is not None else "-", json.dumps(entry["static"]), json.dumps(entry["best"]))
             for entry in kernels
         ]  # fmt: skip
-        lines += [f"## Static choice against measured, {name}", "", table(("kernel", "configs", "static ms", "best ms", "regret", "static", "best"), shown), ""]
+        lines += [
+            f"## Static choice against measured, {name}",
+            "",
+            table(("kernel", "configs", "static ms", "best ms", "regret", "static", "best"), shown),
+            "",
+        ]
         times = {row.run: row.later_steps for row in bench.rows if row.program == name and row.ok}
         guess, best = times.get("warm"), times.get("warm, measured choices")
         if guess and best:
-            lines.append(f"Whole step: {guess * 1000:.2f} ms with static choices, {best * 1000:.2f} ms with measured ones: {guess / best - 1:+.1%}.\n")
+            lines.append(
+                f"Whole step: {guess * 1000:.2f} ms with static choices, {best * 1000:.2f} ms with measured ones: {guess / best - 1:+.1%}.\n"
+            )
         first = {row.run: row.first_step for row in bench.rows if row.program == name and row.ok}
         if first.get("cold") and first.get("warm"):
-            lines.append(f"First step: {first['cold']:.2f} s cold, {first['warm']:.2f} s warm: {first['cold'] / first['warm']:.0f} times faster.\n")
+            lines.append(
+                f"First step: {first['cold']:.2f} s cold, {first['warm']:.2f} s warm: {first['cold'] / first['warm']:.0f} times faster.\n"
+            )
     return "\n".join(lines)
 
 
@@ -368,12 +488,29 @@ def main() -> int:
         entry(sys.argv[2:])
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), metavar="DIR", help="where first_step.json goes (default: $OUT or .)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(os.environ.get("OUT", ".")),
+        metavar="DIR",
+        help="where first_step.json goes (default: $OUT or .)",
+    )
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="wheels to use beside what is installed")
-    parser.add_argument("--card", metavar="NAME", help="a card's profile by name (default: the card in this machine, measured)")
-    parser.add_argument("--program", action="append", choices=sorted(PROGRAMS), help=f"repeatable (default: {', '.join(DEFAULT_PROGRAMS)})")
-    parser.add_argument("--budget", type=float, default=460.0, metavar="S", help="seconds for everything (default: 460)")
-    parser.add_argument("--rehearse", action="store_true", help="run the card's part under the null GPU; times mean nothing")
+    parser.add_argument(
+        "--card", metavar="NAME", help="a card's profile by name (default: the card in this machine, measured)"
+    )
+    parser.add_argument(
+        "--program",
+        action="append",
+        choices=sorted(PROGRAMS),
+        help=f"repeatable (default: {', '.join(DEFAULT_PROGRAMS)})",
+    )
+    parser.add_argument(
+        "--budget", type=float, default=460.0, metavar="S", help="seconds for everything (default: 460)"
+    )
+    parser.add_argument(
+        "--rehearse", action="store_true", help="run the card's part under the null GPU; times mean nothing"
+    )
     args = parser.parse_args()
     programs = args.program or list(DEFAULT_PROGRAMS)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -388,13 +525,20 @@ def main() -> int:
         finally:
             text = result(bench, tuned)
             print(text, flush=True)
-            content = {"facts": bench.facts, "notes": bench.notes, "rows": [asdict(row) for row in bench.rows], "autotuners": tuned}
+            content = {
+                "facts": bench.facts,
+                "notes": bench.notes,
+                "rows": [asdict(row) for row in bench.rows],
+                "autotuners": tuned,
+            }
             (args.out / "first_step.json").write_text(json.dumps(content, indent=1, default=str) + "\n")
             (args.out / "first_step.md").write_text(text)
             for log in Path(temporary).glob("*.warm.log"):
                 shutil.copy(log, args.out)
         warm = [row for row in bench.rows if row.run.startswith("warm")]
-        return 0 if len(warm) == 3 * len(programs) and all(row.ok and row.report.get("misses") == 0 for row in warm) else 1
+        return (
+            0 if len(warm) == 3 * len(programs) and all(row.ok and row.report.get("misses") == 0 for row in warm) else 1
+        )
 
 
 if __name__ == "__main__":

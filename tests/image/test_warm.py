@@ -20,16 +20,25 @@ SOMEBODY = "23456:23456"
 COLD = 3  # exit code of `blackwell step --expect-warm` at a miss
 MARK = "-- step ends --"
 
-# PATH holds Python and our commands and nothing else while the step runs: no gcc, no g++.
-STEP = """
-env PATH=/opt/venv/bin HOME=/tmp blackwell step --device null --card "$CARD" --expect-warm --json; code=$?
-echo; echo '{mark}' $code
+# PATH holds Python and our commands and no compiler while the step runs. `file` stays where it is installed: Triton's keys for its C
+# modules hold platform.architecture(), and that is what `file` says of the interpreter.
+STEP = f"""
+mkdir -p /tmp/bin; [ -x /usr/bin/file ] && ln -s /usr/bin/file /tmp/bin/file
+env PATH=/opt/venv/bin:/tmp/bin HOME=/tmp blackwell step --device null --card "$CARD" --expect-warm --json; code=$?
+echo; echo '{MARK}' $code
 find /tmp /var/tmp -path '*blackwell-*' -type f ! -name .overlay-of
-""".format(mark=MARK)
+"""
 
 
 def step(
-    run_in: RunIn, image: BuiltImage, card: str, *, before: str = "", root: bool = False, env: dict[str, str] | None = None, mounts: tuple[str, ...] = ()
+    run_in: RunIn,
+    image: BuiltImage,
+    card: str,
+    *,
+    before: str = "",
+    root: bool = False,
+    env: dict[str, str] | None = None,
+    mounts: tuple[str, ...] = (),
 ) -> tuple[int, dict[str, Any], list[str], str]:
     """Exit code, report, files that the caches gained, stderr."""
     done = run_in(
@@ -65,7 +74,9 @@ def test_every_card_is_warm(image: BuiltImage, run_in: RunIn) -> None:
         assert code == 0, (card, report, errors)
         assert report["card"] == card
         assert (report["misses"], report["graphs"]["fx_miss"], report["graphs"]["autograd_miss"]) == (0, 0, 0), card
-        assert report["hits"] > 0 and report["graphs"]["fx_hit"] > 0, f"{card}: nothing was asked for, so nothing is shown"
+        assert report["hits"] > 0 and report["graphs"]["fx_hit"] > 0, (
+            f"{card}: nothing was asked for, so nothing is shown"
+        )
         assert gained == [], card
 
 
@@ -105,12 +116,16 @@ def test_another_assembler_is_counted(image: BuiltImage, run_in: RunIn, tmp_path
     site = f"/opt/venv/lib/{image.python}/site-packages"
     other = tmp_path / "ptxas"
     other.write_text(
-        f'#!/bin/sh\nreal={site}/triton/backends/nvidia/bin/ptxas-blackwell\n'
+        f"#!/bin/sh\nreal={site}/triton/backends/nvidia/bin/ptxas-blackwell\n"
         'case "$*" in *--version*) $real --version | /bin/sed "s/V[0-9][0-9.]*/V12.9.1/";; *) exec $real "$@";; esac\n'
     )
     other.chmod(0o755)
     code, report, _, _ = step(
-        run_in, image, first_card(image), env={"TRITON_PTXAS_BLACKWELL_PATH": "/opt/ptxas"}, mounts=(f"{other}:/opt/ptxas:ro",)
+        run_in,
+        image,
+        first_card(image),
+        env={"TRITON_PTXAS_BLACKWELL_PATH": "/opt/ptxas"},
+        mounts=(f"{other}:/opt/ptxas:ro",),
     )
     assert code == COLD, report
 
@@ -121,13 +136,17 @@ def test_another_card_of_the_same_chip_is_counted(image: BuiltImage, run_in: Run
     (tmp_path / "other.toml").write_text(profile(card).replace(f'name = "{card}"', 'name = "NVIDIA Something Else"'))
     tmp_path.chmod(0o755)
     code, report, _, _ = step(
-        run_in, image, "NVIDIA Something Else", env={"BLACKWELL_CARDS": "/opt/cards"}, mounts=(f"{tmp_path}:/opt/cards:ro",)
+        run_in,
+        image,
+        "NVIDIA Something Else",
+        env={"BLACKWELL_CARDS": "/opt/cards"},
+        mounts=(f"{tmp_path}:/opt/cards:ro",),
     )
     assert code == COLD
     assert "flex_attention" in report["error"] or "triton_" in report["error"], report
 
 
-TRAIN = '''
+TRAIN = """
 import torch, triton
 import triton.language as tl
 
@@ -146,11 +165,13 @@ for _ in range(2):
     model(y).square().mean().backward()
     optimizer.step()
 print("trained")
-'''
+"""
 
 
 @pytest.mark.slow
-def test_a_users_own_script_in_three_lines(image: BuiltImage, run_in: RunIn, engine: docker.Engine, tmp_path: Path) -> None:
+def test_a_users_own_script_in_three_lines(
+    image: BuiltImage, run_in: RunIn, engine: docker.Engine, tmp_path: Path
+) -> None:
     card = first_card(image)
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "Dockerfile").write_text(
@@ -158,7 +179,9 @@ def test_a_users_own_script_in_three_lines(image: BuiltImage, run_in: RunIn, eng
     )
     tag = f"blackwell-test-warm:{tmp_path.name.lower()}"
     client = shutil.which(str(engine.client)) or str(engine.client)
-    built = subprocess.run([client, "build", "-q", "-t", tag, str(tmp_path)], capture_output=True, text=True, timeout=1800, check=False)
+    built = subprocess.run(
+        [client, "build", "-q", "-t", tag, str(tmp_path)], capture_output=True, text=True, timeout=1800, check=False
+    )
     assert built.returncode == 0, built.stderr
     try:
         check = ("blackwell", "warm", "--check", "--card", card, "--json", "--", "python", "train.py")

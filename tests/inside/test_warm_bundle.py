@@ -14,7 +14,15 @@ KEY = [64, "torch.bfloat16"]
 
 def stored(block: int, warps: int = 4) -> dict[str, Any]:
     """A configuration as Triton 3.6 and 3.7 write it."""
-    return {"kwargs": {"BLOCK": block}, "num_warps": warps, "num_ctas": 1, "num_stages": 2, "maxnreg": None, "pre_hook": None, "ir_override": None}
+    return {
+        "kwargs": {"BLOCK": block},
+        "num_warps": warps,
+        "num_ctas": 1,
+        "num_stages": 2,
+        "maxnreg": None,
+        "pre_hook": None,
+        "ir_override": None,
+    }
 
 
 def flat(block: int, warps: int = 4) -> dict[str, Any]:
@@ -33,7 +41,13 @@ def entry(*configs: tuple[dict[str, Any], float], **changes: str) -> bundle.Entr
 
 
 def choice(directory: str, arch: int = 100) -> dict[str, Any]:
-    return {"kernel": "kernel", "key": [str(part) for part in KEY], "arch": arch, "directory": directory, "how": "static"}
+    return {
+        "kernel": "kernel",
+        "key": [str(part) for part in KEY],
+        "arch": arch,
+        "directory": directory,
+        "how": "static",
+    }
 
 
 def test_collect_takes_measured_files_and_not_baked_links(tmp_path: Path) -> None:
@@ -57,10 +71,12 @@ def test_merge_keeps_the_later_of_the_same_and_all_others() -> None:
     assert bundle.merge([[old, other], [new]]) == [new, other]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', '{"format": 1, "entries": [{"card": "x"}]}', '{"format": 99, "entries": []}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": 1}', '{"format": 1, "entries": [{"card": "x"}]}', '{"format": 99, "entries": []}']
+)
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "b.json").write_text(text)
-    with pytest.raises(bundle.BundleError, match="b.json"):
+    with pytest.raises(bundle.BundleError, match=r"b\.json"):
         bundle.load(tmp_path / "b.json")
     with pytest.raises(bundle.BundleError, match="can't be read"):
         bundle.load(tmp_path / "none.json")
@@ -71,7 +87,9 @@ def test_a_measured_choice_wins_in_its_own_capability_only(tmp_path: Path) -> No
     other = write_result(tmp_path, "OTHER", [(stored(16), 0.0), (stored(32), 1.0)])
     before = other.read_text()
     choices = [choice("MINE"), choice("OTHER", arch=120)]
-    problems = bundle.apply(tmp_path, choices, [entry((flat(16), 0.9), (flat(32), 0.3))], cards=["NVIDIA B200"], triton="3.7.1")
+    problems = bundle.apply(
+        tmp_path, choices, [entry((flat(16), 0.9), (flat(32), 0.3))], cards=["NVIDIA B200"], triton="3.7.1"
+    )
     assert problems == []
     assert bundle.read_times(mine) == (tuple(KEY), [(flat(16), 0.9), (flat(32), 0.3)])
     assert (choices[0]["how"], choices[0]["chosen"], choices[0]["measured_on"]) == ("measured", flat(32), "NVIDIA B200")
@@ -114,7 +132,9 @@ def test_other_cards_entries_are_silently_not_for_this_build(tmp_path: Path) -> 
     assert bundle.apply(tmp_path, [], [entry((flat(16), 0.1))], cards=["NVIDIA B300"], triton="3.7.1") == []
 
 
-def test_tune_refuses_without_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_refuses_without_a_card(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from blackwell import cli, nullgpu
 
     monkeypatch.setattr(nullgpu, "driver_visible", lambda: False)

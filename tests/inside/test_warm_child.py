@@ -23,7 +23,9 @@ def test_a_program_that_ends_well() -> None:
     assert "hello" in outcome.output
 
 
-@pytest.mark.parametrize("code", ["1 / 0", "import sys; sys.exit(3)", "import os; os._exit(4)", "import sys; sys.exit('no')"])
+@pytest.mark.parametrize(
+    "code", ["1 / 0", "import sys; sys.exit(3)", "import os; os._exit(4)", "import sys; sys.exit('no')"]
+)
 def test_a_program_that_fails(code: str) -> None:
     outcome = run(code)
     assert outcome.problem is not None and "exit code" in outcome.problem
@@ -57,14 +59,25 @@ def test_a_program_that_hangs_while_leaving_has_done_its_work(monkeypatch: pytes
     assert (outcome.exit_code, outcome.problem) == (None, None)
 
 
-def test_its_children_are_ended_with_it() -> None:
-    outcome = run("import subprocess, sys; print('pid', subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)")
-    pid = int(outcome.output.split("pid ")[1].split()[0])
-    for _ in range(100):  # the kernel takes its time with a killed process
-        if not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z":
-            return
+def gone(pid: int) -> bool:
+    """Whether the process ends within some seconds; the kernel takes its time with a killed one."""
+    for _ in range(100):
+        stat = Path(f"/proc/{pid}/stat")
+        try:
+            if stat.read_text().split(")")[1].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
         time.sleep(0.05)
-    pytest.fail(f"process {pid} is still there")
+    return False
+
+
+def test_its_children_are_ended_with_it() -> None:
+    outcome = run(
+        "import subprocess, sys; print('pid', subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)"
+    )
+    pid = int(outcome.output.split("pid ")[1].split()[0])
+    assert gone(pid)
 
 
 def test_a_later_sitecustomize_still_runs(tmp_path: Path) -> None:
@@ -85,7 +98,9 @@ def test_the_recorder_is_off_without_its_variable() -> None:
     hook = str(Path(child.__file__).with_name("hook"))
     environment = {**BASE, "PYTHONPATH": f"{hook}{os.pathsep}{BASE['PYTHONPATH']}"}
     environment.pop(recorder.EVENTS, None)
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=30, check=True
+    )
     assert done.stdout.strip() == "False"
 
 
@@ -99,3 +114,24 @@ def test_native_becomes_the_baseline(tmp_path: Path) -> None:
     assert "__AVX512F__" not in done.stdout
     if os.uname().machine == "x86_64":
         assert "__AVX2__" in done.stdout
+
+
+def test_interrupted_work_leaves_no_process(tmp_path: Path) -> None:
+    """As when a build is cancelled: the command gets SIGTERM while a program runs."""
+    code = (
+        "import sys, threading, signal\n"
+        "from blackwell.warm import child, engine\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        f"sleeper = [sys.executable, '-c', 'import os, sys, time; open(sys.argv[1], \"w\").write(str(os.getpid())); time.sleep(600)', sys.argv[1]]\n"
+        "import os\n"
+        "engine._side_by_side(lambda card: child.run(sleeper, dict(os.environ), card=card, timeout=500, limits=None), ['a'], 1)\n"
+    )
+    command = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "pid")], env=BASE)
+    pid = tmp_path / "pid"
+    for _ in range(600):
+        if pid.exists() and pid.read_text():
+            break
+        time.sleep(0.05)
+    command.terminate()
+    assert command.wait(30) == 143
+    assert gone(int(pid.read_text()))

@@ -17,7 +17,13 @@ def test_noise_goes_and_the_rest_stays(tmp_path: Path) -> None:
         "triton/ABC/k.cubin", "triton/ABC/k.json", "triton/ABC/__grp__k.json", "triton/DEF/k.autotune.json", "inductor/fxgraph/xy/key/hash",
         "inductor/aotautograd/key/hash", "inductor/ab/cab.py", "inductor/ab/deadbeef.best_config", "report.json",
     ]  # fmt: skip
-    noise = ["triton/ABC/tmp.pid_1_x/k.cubin", "inductor/locks/a.lock", "inductor/cache/deadbeef", "inductor/ab/x.lock", "inductor/ab/.123.tmp"]
+    noise = [
+        "triton/ABC/tmp.pid_1_x/k.cubin",
+        "inductor/locks/a.lock",
+        "inductor/cache/deadbeef",
+        "inductor/ab/x.lock",
+        "inductor/ab/.123.tmp",
+    ]
     fill(tmp_path, *kept, *noise)
     removed = cleanup.remove_noise(tmp_path)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)

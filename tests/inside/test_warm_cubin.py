@@ -26,7 +26,9 @@ def make_cubin(registers: int, frame: int, kernel: str = KERNEL) -> bytes:
     """A 64-bit ELF with the sections that matter; symbol 1 is another kernel, symbol 2 the wanted one."""
     names, at = string_table([".shstrtab", ".strtab", ".symtab", ".nv.info", f".text.{kernel}"])
     strings, symbol_at = string_table(["other", kernel])
-    symbols = bytes(24) + b"".join(struct.pack("<IBBHQQ", symbol_at[name], 18, 0, 5, 0, 0) for name in ("other", kernel))
+    symbols = bytes(24) + b"".join(
+        struct.pack("<IBBHQQ", symbol_at[name], 18, 0, 5, 0, 0) for name in ("other", kernel)
+    )
     info = b"".join(
         [
             record(cubin.REGISTERS, 1, 7),
@@ -36,14 +38,22 @@ def make_cubin(registers: int, frame: int, kernel: str = KERNEL) -> bytes:
             record(0x12, 2, 99),
         ]
     )
-    bodies = [(names, ".shstrtab", 3, 0), (strings, ".strtab", 3, 0), (symbols, ".symtab", 2, 2), (info, ".nv.info", 1, 3), (CODE, f".text.{kernel}", 1, 0)]
+    bodies = [
+        (names, ".shstrtab", 3, 0),
+        (strings, ".strtab", 3, 0),
+        (symbols, ".symtab", 2, 2),
+        (info, ".nv.info", 1, 3),
+        (CODE, f".text.{kernel}", 1, 0),
+    ]
     data, headers = bytearray(64), [bytes(64)]
     for body, name, kind, link in bodies:
         headers.append(struct.pack("<IIQQQQIIQQ", at[name], kind, 0, 0, len(data), len(body), link, 0, 1, 0))
         data += body
     start = len(data)
     data += b"".join(headers)
-    data[:64] = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01\x33\x07", 2, 190, 1, 0, 0, start, 0, 64, 0, 0, 64, len(headers), 1)
+    data[:64] = struct.pack(
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01\x33\x07", 2, 190, 1, 0, 0, start, 0, 64, 0, 0, 64, len(headers), 1
+    )
     return bytes(data)
 
 
@@ -56,6 +66,12 @@ def test_facts_of_the_named_kernel_only() -> None:
 @pytest.mark.parametrize("damage", ["empty", "not elf", "header only", "cut", "other kernel"])
 def test_damage_is_an_error_with_a_reason(damage: str) -> None:
     whole = make_cubin(1, 1)
-    data = {"empty": b"", "not elf": b"#!" + whole[2:], "header only": whole[:64], "cut": whole[: len(whole) // 2], "other kernel": make_cubin(1, 1, "k2")}
+    data = {
+        "empty": b"",
+        "not elf": b"#!" + whole[2:],
+        "header only": whole[:64],
+        "cut": whole[: len(whole) // 2],
+        "other kernel": make_cubin(1, 1, "k2"),
+    }
     with pytest.raises(cubin.CubinError, match=KERNEL):
         cubin.read(data[damage], KERNEL)

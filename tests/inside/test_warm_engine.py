@@ -10,15 +10,30 @@ from blackwell import cli, nullgpu
 from blackwell.warm import child, engine, report
 from test_warm_cubin import make_cubin
 
-B200, B300, RTX, PRO = "NVIDIA B200", "NVIDIA B300 SXM6 AC", "NVIDIA GeForce RTX 5090", "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+B200, B300, RTX, PRO = (
+    "NVIDIA B200",
+    "NVIDIA B300 SXM6 AC",
+    "NVIDIA GeForce RTX 5090",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+)
 
 
 def jobs(*cards: str, runs: tuple[str, ...] = ("a", "b")) -> list[engine.Job]:
-    return [engine.Job(name=run, argv=("true",), card=nullgpu.card_named(card), timeout=9) for card in cards for run in runs]
+    return [
+        engine.Job(name=run, argv=("true",), card=nullgpu.card_named(card), timeout=9) for card in cards for run in runs
+    ]
 
 
 def outcome(card: str = B200, **changes: Any) -> child.Outcome:
-    values: dict[str, Any] = {"argv": ("x",), "card": card, "exit_code": 0, "finished": True, "seconds": 1.0, "output": "", **changes}
+    values: dict[str, Any] = {
+        "argv": ("x",),
+        "card": card,
+        "exit_code": 0,
+        "finished": True,
+        "seconds": 1.0,
+        "output": "",
+        **changes,
+    }
     return child.Outcome(**values)
 
 
@@ -61,7 +76,9 @@ def test_a_warm_second_pass_is_quiet_and_only_watches(monkeypatch: pytest.Monkey
         ({"graphs": {"autograd_bypass": 1}}, "can't be cached"),
     ],
 )
-def test_every_kind_of_miss_fails_the_second_pass(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str) -> None:
+def test_every_kind_of_miss_fails_the_second_pass(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
+) -> None:
     fake_run(lambda card: outcome(card, **changes), monkeypatch)
     with pytest.raises(engine.WarmError) as caught:
         engine.check(jobs(B200, runs=("a",)), SETTING, strict_bypass=True)
@@ -75,7 +92,7 @@ def test_a_users_graph_that_cannot_be_cached_is_not_our_failure(monkeypatch: pyt
 
 def test_a_failing_program_stops_the_work_and_shows_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = fake_run(lambda card: outcome(card, exit_code=1, finished=False, output="ZeroDivisionError"), monkeypatch)
-    with pytest.raises(engine.WarmError, match="(?s)exit code 1.*ZeroDivisionError"):
+    with pytest.raises(engine.WarmError, match=r"(?s)exit code 1.*ZeroDivisionError"):
         engine.warm(jobs(B200), SETTING)
     assert calls == [(B200, True)], "the chain ends at its first failure"
 
@@ -95,7 +112,9 @@ def test_max_autotune_is_said_by_name() -> None:
         (["--card", B200, "--", "no-such-program"], "no program"),
     ],
 )
-def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_refusals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
     monkeypatch.setenv("BLACKWELL_ROOT", str(tmp_path))
     assert cli.main(["warm", "--cache", str(tmp_path / "c"), *words]) == 1
     assert said in capsys.readouterr().err
@@ -113,7 +132,15 @@ def make_entry(cache: Path, directory: str, hash_: str, registers: int, frame: i
     folder.mkdir(parents=True)
     (folder / "add_kernel.cubin").write_bytes(make_cubin(registers, frame))
     target = {"backend": "cuda", "arch": 100, "warp_size": 32}
-    metadata = {"name": "add_kernel", "hash": hash_, "target": target, "num_warps": 8, "num_stages": 3, "maxnreg": None, "shared": 512}
+    metadata = {
+        "name": "add_kernel",
+        "hash": hash_,
+        "target": target,
+        "num_warps": 8,
+        "num_stages": 3,
+        "maxnreg": None,
+        "shared": 512,
+    }
     (folder / "add_kernel.json").write_text(json.dumps(metadata))
 
 
@@ -136,11 +163,21 @@ def test_the_report_joins_the_cache_with_what_the_runs_said(tmp_path: Path) -> N
         {"num_warps": 8, "num_stages": 3}, 1.5, [B200, B300], ["toy/a", "toy/b"],
     )  # fmt: skip
     assert made["rejected"] == [
-        {"kernel": "add_kernel", "key": ["64"], "card": B200, "config": {"BLOCK": 512}, "reason": "OutOfResources: shared memory"}
+        {
+            "kernel": "add_kernel",
+            "key": ["64"],
+            "card": B200,
+            "config": {"BLOCK": 512},
+            "reason": "OutOfResources: shared memory",
+        }
     ]
-    later = report.make(tmp_path, [("mine", outcome(kernels=({"kernel": "add_kernel", "hit": True, "hash": "h1"},)))], made, {})
+    later = report.make(
+        tmp_path, [("mine", outcome(kernels=({"kernel": "add_kernel", "hit": True, "hash": "h1"},)))], made, {}
+    )
     (kernel,) = later["kernels"]
-    assert kernel["compile_seconds"] == 1.5 and kernel["runs"] == ["toy/a", "toy/b", "mine"], "an earlier report is continued"
+    assert kernel["compile_seconds"] == 1.5 and kernel["runs"] == ["toy/a", "toy/b", "mine"], (
+        "an earlier report is continued"
+    )
     assert later["choices"] == made["choices"] and len(later["runs"]) == 3
 
 

@@ -15,15 +15,29 @@ def test_shipped_workloads() -> None:
 
 def test_toy_covers_both_shapes_packed_and_not() -> None:
     runs = {run.argv for run in workloads.load()["toy"].runs}
-    assert {("--packed" in argv, argv[argv.index("--shape") + 1]) for argv in runs} == {(p, s) for p in (False, True) for s in ("toy", "odd")}
+    assert {("--packed" in argv, argv[argv.index("--shape") + 1]) for argv in runs} == {
+        (p, s) for p in (False, True) for s in ("toy", "odd")
+    }
 
 
 def test_all_errors_at_once_with_a_hint() -> None:
-    wrong = {"name": "w", "descripton": "d", "timeout": 0, "run": [{"name": "a", "argv": "python x"}, {"name": "a", "argv": ["x"]}]}
+    wrong = {
+        "name": "w",
+        "descripton": "d",
+        "timeout": 0,
+        "run": [{"name": "a", "argv": "python x"}, {"name": "a", "argv": ["x"]}],
+    }
     with pytest.raises(WorkloadError) as caught:
         Workload.from_dict(wrong, "w.toml")
     text = str(caught.value)
-    for part in ("w.toml", "descripton is unknown (did you mean description?)", "description is missing", "run[0]", "'a' is used twice", "at least 1"):
+    for part in (
+        "w.toml",
+        "descripton is unknown (did you mean description?)",
+        "description is missing",
+        "run[0]",
+        "'a' is used twice",
+        "at least 1",
+    ):
         assert part in text
 
 

@@ -31,8 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `blackwell tune`."""
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="bundle to write")
     parser.add_argument("--workload", action="append", default=[], metavar="NAME", help="workload to run; repeatable")
-    parser.add_argument("--merge", type=Path, nargs="+", metavar="BUNDLE", help="measure nothing: join these, later ones win")
-    parser.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help=f"seconds a program may take (default: {TIMEOUT:.0f})")
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", metavar="BUNDLE", help="measure nothing: join these, later ones win"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=TIMEOUT,
+        metavar="S",
+        help=f"seconds a program may take (default: {TIMEOUT:.0f})",
+    )
     parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
     parser.add_argument("program", nargs="*", metavar="-- PROGRAM", help="your own program and its arguments, after --")
 
@@ -71,7 +79,9 @@ def measure(args: argparse.Namespace) -> list[bundle.Entry]:
     if nullgpu.is_on():
         raise TuneError("the null GPU is on, and its kernels take no time: run this on a real card, without it.")
     if not nullgpu.driver_visible():
-        raise TuneError("no NVIDIA driver is visible here: run this on a machine with the card (docker run --gpus all ...).")
+        raise TuneError(
+            "no NVIDIA driver is visible here: run this on a machine with the card (docker run --gpus all ...)."
+        )
     about = _card_and_versions()
     entries: list[bundle.Entry] = []
     with tempfile.TemporaryDirectory(prefix="blackwell-tune-") as temporary:
@@ -81,10 +91,14 @@ def measure(args: argparse.Namespace) -> list[bundle.Entry]:
             if outcome.problem:
                 raise TuneError(f"{' '.join(argv)} {outcome.problem}. Its last output:\n{outcome.output.rstrip()}")
             compiled = f", {len(outcome.misses)} of them compiled: not warm for this card" if outcome.misses else ""
-            output.say(f"blackwell tune: {' '.join(argv)}: {len(outcome.kernels)} kernels asked for{compiled}, {outcome.seconds:.0f} s")
+            output.say(
+                f"blackwell tune: {' '.join(argv)}: {len(outcome.kernels)} kernels asked for{compiled}, {outcome.seconds:.0f} s"
+            )
         entries = bundle.collect(Path(environment["TRITON_CACHE_DIR"]), **about)
     if not entries:
-        raise TuneError("the programs used no autotuned kernel whose results Triton keeps, so there is nothing to write.")
+        raise TuneError(
+            "the programs used no autotuned kernel whose results Triton keeps, so there is nothing to write."
+        )
     return entries
 
 
@@ -98,7 +112,9 @@ def private_caches(directory: Path) -> dict[str, str]:
         # The start-up hook may have pointed these elsewhere for this very process.
         environment |= {"TRITON_CACHE_DIR": str(cache / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
     if overlay.apply(environment) is None:
-        output.say("blackwell tune: no sealed cache of an image here (BLACKWELL_CACHE): every kernel will be compiled first")
+        output.say(
+            "blackwell tune: no sealed cache of an image here (BLACKWELL_CACHE): every kernel will be compiled first"
+        )
         for name, part in overlay.VARIABLES.items():
             (directory / part).mkdir()
             environment[name] = str(directory / part)
@@ -114,7 +130,11 @@ def _programs(args: argparse.Namespace) -> list[Sequence[str]]:
         if shutil.which(args.program[0]) is None:
             raise TuneError(f"there is no program {args.program[0]!r} here; write it as in a shell: -- python train.py")
         return [args.program]
-    return [child.python_argv(run.argv) for workload in workloads.select(args.workload, workloads.load()) for run in workload.runs]
+    return [
+        child.python_argv(run.argv)
+        for workload in workloads.select(args.workload, workloads.load())
+        for run in workload.runs
+    ]
 
 
 def _card_and_versions() -> dict[str, str]:
@@ -124,4 +144,9 @@ def _card_and_versions() -> dict[str, str]:
     if not torch.cuda.is_available():
         raise TuneError("torch sees no GPU although an NVIDIA driver is here: `blackwell doctor` looks further.")
     major, minor = torch.cuda.get_device_capability()
-    return {"card": torch.cuda.get_device_name(), "capability": f"{major}.{minor}", "triton": triton.__version__, "torch": torch.__version__}
+    return {
+        "card": torch.cuda.get_device_name(),
+        "capability": f"{major}.{minor}",
+        "triton": triton.__version__,
+        "torch": torch.__version__,
+    }

@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from importlib.metadata import version
@@ -33,16 +34,29 @@ SCRIPT_TIMEOUT = 3600  # seconds
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `blackwell warm`."""
-    parser.add_argument("--image", action="store_true", help="every card this image is for (image.json), and the default workloads")
-    parser.add_argument("--card", action="append", default=[], metavar="NAME", help="card, as the NVIDIA driver names it; repeatable")
+    parser.add_argument(
+        "--image", action="store_true", help="every card this image is for (image.json), and the default workloads"
+    )
+    parser.add_argument(
+        "--card", action="append", default=[], metavar="NAME", help="card, as the NVIDIA driver names it; repeatable"
+    )
     parser.add_argument("--workload", action="append", default=[], metavar="NAME", help="workload to run; repeatable")
     parser.add_argument("--jobs", type=int, metavar="N", help="programs at once (default: by cores and memory)")
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="devices a program sees (default: 1)")
-    parser.add_argument("--timeout", type=float, metavar="S", help=f"seconds a program may take (default: the workload's; {SCRIPT_TIMEOUT})")
-    parser.add_argument("--bundle", type=Path, metavar="FILE", help="measured choices of `blackwell tune`, preferred on their cards")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help=f"seconds a program may take (default: the workload's; {SCRIPT_TIMEOUT})",
+    )
+    parser.add_argument(
+        "--bundle", type=Path, metavar="FILE", help="measured choices of `blackwell tune`, preferred on their cards"
+    )
     parser.add_argument("--cache", type=Path, metavar="DIR", help="cache to fill (default: BLACKWELL_CACHE)")
     checks = parser.add_mutually_exclusive_group()
-    checks.add_argument("--check", action="store_true", help="fill nothing: only run as a job would, and fail if anything is compiled")
+    checks.add_argument(
+        "--check", action="store_true", help="fill nothing: only run as a job would, and fail if anything is compiled"
+    )
     checks.add_argument("--no-check", action="store_true", help="skip the second pass that must find everything warm")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("program", nargs="*", metavar="-- PROGRAM", help="your own program and its arguments, after --")
@@ -53,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from blackwell import nullgpu
     from blackwell.warm.bundle import BundleError
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the programs end with us
     try:
         summary = _run(args)
     except (engine.WarmError, WorkloadError, BundleError, nullgpu.NullGpuError) as error:
@@ -72,14 +87,18 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
     started = time.monotonic()
     cache = _cache(args)
-    setting = engine.Setting(cache=cache, devices=args.devices, jobs=args.jobs or engine.default_jobs(), as_a_job=args.check)
+    setting = engine.Setting(
+        cache=cache, devices=args.devices, jobs=args.jobs or engine.default_jobs(), as_a_job=args.check
+    )
     measured = bundle.load(args.bundle) if args.bundle else []
     jobs = _jobs(args)
     if args.check:
         results = engine.check(jobs, setting, strict_bypass=not args.program)
         return {"runs": len(results), "kernels_found": sum(outcome.hits for _, outcome in results), "compiled": 0}
     capabilities = sorted({job.card.capability for job in jobs})
-    output.say(f"blackwell warm: {len(jobs)} runs for compute capabilities {', '.join(capabilities)}, {setting.jobs} at once, into {cache}")
+    output.say(
+        f"blackwell warm: {len(jobs)} runs for compute capabilities {', '.join(capabilities)}, {setting.jobs} at once, into {cache}"
+    )
     outcomes = engine.warm(jobs, setting)
     cleanup.remove_noise(cache)
     path = cache / report.REPORT
@@ -92,21 +111,27 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     content = report.make(cache, outcomes, before, facts)
     if measured:
         named = [job.card.name for job in jobs]
-        for problem in bundle.apply(cache, content["choices"], measured, cards=list(dict.fromkeys(named)), triton=version("triton")):
+        for problem in bundle.apply(
+            cache, content["choices"], measured, cards=list(dict.fromkeys(named)), triton=version("triton")
+        ):
             output.say(f"blackwell warm: not used from {args.bundle}: {problem}")
     before_check = cleanup.files(cache)
     if not args.no_check:
         engine.check(jobs, setting, strict_bypass=not args.program)
         cleanup.remove_noise(cache)
         if gained := sorted(cleanup.files(cache) - before_check):
-            raise engine.WarmError(f"the second pass found everything, and still wrote {len(gained)} files: {', '.join(gained[:5])}")
+            raise engine.WarmError(
+                f"the second pass found everything, and still wrote {len(gained)} files: {', '.join(gained[:5])}"
+            )
     path.write_text(json.dumps(content, indent=1) + "\n")
     summary = report.summary(cache, content, cards, assembler)
     (cache.parent / report.SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
     for place, mode in ((cache.parent, 0o755), (cache.parent / report.SUMMARY, 0o644)):
         place.chmod(mode)
     _seal(cache, facts)
-    output.say(f"blackwell warm: {summary['cache.entries']} kernels, {summary['cache.bytes'] / 1e6:.1f} MB, {time.monotonic() - started:.0f} s")
+    output.say(
+        f"blackwell warm: {summary['cache.entries']} kernels, {summary['cache.bytes'] / 1e6:.1f} MB, {time.monotonic() - started:.0f} s"
+    )
     return summary
 
 
@@ -114,7 +139,9 @@ def _cache(args: argparse.Namespace) -> Path:
     """The cache to fill, existing and writable. Raises WarmError otherwise."""
     cache = args.cache or paths.baked_cache()
     if cache is None:
-        raise engine.WarmError("no cache to fill: BLACKWELL_CACHE is not set, so this is not one of our images; name a directory with --cache.")
+        raise engine.WarmError(
+            "no cache to fill: BLACKWELL_CACHE is not set, so this is not one of our images; name a directory with --cache."
+        )
     if args.check:
         return Path(cache)
     try:
@@ -124,7 +151,9 @@ def _cache(args: argparse.Namespace) -> Path:
     except OSError:
         writable = False
     if not writable:
-        raise engine.WarmError(f"{cache} can't be written by user {os.geteuid()}: warm in an image build (as root), or elsewhere with --cache DIR.")
+        raise engine.WarmError(
+            f"{cache} can't be written by user {os.geteuid()}: warm in an image build (as root), or elsewhere with --cache DIR."
+        )
     return Path(cache).resolve()
 
 
@@ -142,15 +171,22 @@ def _jobs(args: argparse.Namespace) -> list[engine.Job]:
         try:
             names = list(paths.image_facts()["cards"])
         except (FileNotFoundError, KeyError) as error:
-            raise engine.WarmError(f"{paths.root()}/image.json names no cards ({error!r}): say them with --card NAME.") from error
+            raise engine.WarmError(
+                f"{paths.root()}/image.json names no cards ({error!r}): say them with --card NAME."
+            ) from error
     if not names:
         raise engine.WarmError(f"{paths.root()}/image.json has an empty list of cards: say them with --card NAME.")
     cards = [nullgpu.card_named(name) for name in dict.fromkeys(names)]
     if args.program:
         if shutil.which(args.program[0]) is None:
-            raise engine.WarmError(f"there is no program {args.program[0]!r} here; write it as in a shell: -- python train.py")
+            raise engine.WarmError(
+                f"there is no program {args.program[0]!r} here; write it as in a shell: -- python train.py"
+            )
         timeout = args.timeout or SCRIPT_TIMEOUT
-        return [engine.Job(name=" ".join(args.program), argv=tuple(args.program), card=card, timeout=timeout) for card in cards]
+        return [
+            engine.Job(name=" ".join(args.program), argv=tuple(args.program), card=card, timeout=timeout)
+            for card in cards
+        ]
     chosen = workloads.select(args.workload, workloads.load())
     return [
         engine.Job(
@@ -173,7 +209,9 @@ def _capabilities(cards: list[str]) -> list[str]:
         return [str(capability) for capability in paths.image_facts()["capabilities"]]
     except (FileNotFoundError, KeyError):
         pass
-    return sorted({nullgpu.card_named(name).capability for name in cards}, key=lambda text: tuple(map(int, text.split("."))))
+    return sorted(
+        {nullgpu.card_named(name).capability for name in cards}, key=lambda text: tuple(map(int, text.split(".")))
+    )
 
 
 def _assemblers(cards: list[str]) -> dict[str, str]:
@@ -191,7 +229,10 @@ def _profiles(cards: list[str]) -> dict[str, dict[str, Any]]:
     from blackwell import nullgpu
 
     known = {name: nullgpu.card_named(name) for name in cards}
-    return {name: {"capability": card.capability, "measured": card.measured, "source": card.source} for name, card in known.items()}
+    return {
+        name: {"capability": card.capability, "measured": card.measured, "source": card.source}
+        for name, card in known.items()
+    }
 
 
 def _seal(cache: Path, facts: dict[str, Any]) -> None:

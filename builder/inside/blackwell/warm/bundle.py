@@ -44,7 +44,9 @@ class Entry:
     def from_dict(cls, content: Mapping[str, Any]) -> "Entry":
         """Raises KeyError or TypeError for what isn't an entry."""
         words = {name: str(content[name]) for name in ("card", "capability", "triton", "torch", "kernel")}
-        configs = tuple((dict(item["config"]), math.inf if item["ms"] is None else float(item["ms"])) for item in content["configs"])
+        configs = tuple(
+            (dict(item["config"]), math.inf if item["ms"] is None else float(item["ms"])) for item in content["configs"]
+        )
         return cls(**words, key=tuple(content["key"]), configs=configs)
 
 
@@ -94,14 +96,18 @@ def collect(directory: Path, **about: str) -> list[Entry]:
     return entries
 
 
-def apply(cache: Path, choices: Sequence[dict[str, Any]], entries: Sequence[Entry], *, cards: Sequence[str], triton: str) -> list[str]:
+def apply(
+    cache: Path, choices: Sequence[dict[str, Any]], entries: Sequence[Entry], *, cards: Sequence[str], triton: str
+) -> list[str]:
     """Put measured times in the place of static scores, in the cache's result files and in the report's `choices`.
 
     Only for the cards being warmed, and only entries measured with this Triton. A result file belongs to a compute capability, not to a
     card: of several cards of one the first in `cards` wins. Returns a sentence for everything that could not be used.
     """
     problems = []
-    for entry in sorted(entries, key=lambda e: list(cards).index(e.card) if e.card in cards else len(cards), reverse=True):
+    for entry in sorted(
+        entries, key=lambda e: list(cards).index(e.card) if e.card in cards else len(cards), reverse=True
+    ):
         what = f"{entry.kernel} {list(entry.key)} on {entry.card}"
         if entry.card not in cards:
             continue
@@ -109,8 +115,16 @@ def apply(cache: Path, choices: Sequence[dict[str, Any]], entries: Sequence[Entr
             problems.append(f"{what}: measured with Triton {entry.triton}, this is {triton}")
             continue
         arch = int(entry.capability.replace(".", ""))
-        found = [c for c in choices if c["kernel"] == entry.kernel and c["arch"] == arch and c["key"] == [str(part) for part in entry.key]]
-        paths = [cache / "triton" / choice["directory"] / f"{entry.kernel}{SUFFIX}" for choice in found if choice.get("directory")]
+        found = [
+            c
+            for c in choices
+            if c["kernel"] == entry.kernel and c["arch"] == arch and c["key"] == [str(part) for part in entry.key]
+        ]
+        paths = [
+            cache / "triton" / choice["directory"] / f"{entry.kernel}{SUFFIX}"
+            for choice in found
+            if choice.get("directory")
+        ]
         if not any(path.exists() for path in paths):
             problems.append(f"{what}: no such kernel was warmed")
         for choice, path in zip(found, paths, strict=False):
@@ -126,8 +140,13 @@ def _replace(path: Path, choice: dict[str, Any], entry: Entry) -> str | None:
     if dict(best) not in [config_of(config) for config, _ in content["configs_timings"]]:
         return f"its best configuration {dict(best)} is not in the kernel's own list"
     measured = [(dict(config), ms) for config, ms in entry.configs]
-    times = [next((ms for config, ms in measured if config == config_of(stored)), math.inf) for stored, _ in content["configs_timings"]]
-    content["configs_timings"] = [[stored, [ms] * 3] for (stored, _), ms in zip(content["configs_timings"], times, strict=True)]
+    times = [
+        next((ms for config, ms in measured if config == config_of(stored)), math.inf)
+        for stored, _ in content["configs_timings"]
+    ]
+    content["configs_timings"] = [
+        [stored, [ms] * 3] for (stored, _), ms in zip(content["configs_timings"], times, strict=True)
+    ]
     path.write_text(json.dumps(content))
     choice.update(how="measured", chosen=dict(best), ms=best_ms, measured_on=entry.card)
     return None

@@ -1,5 +1,6 @@
 """Run one program under the null GPU with the recorder in it, bounded in time, and read back what was recorded."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -24,6 +25,9 @@ POLL = 0.2  # seconds
 
 # x86-64-v3 (AVX2, FMA) is what ATEN_CPU_CAPABILITY=avx2 selects in Inductor, and what every host of a Blackwell card has.
 BASELINE = {"x86_64": "x86-64-v3", "aarch64": "armv8.2-a"}
+
+
+_running: "set[subprocess.Popen[bytes]]" = set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +101,21 @@ def run(
             variables[recorder.LIMITS] = json.dumps(vars(limits))
             baseline_compiler(tools, variables)
         started = time.monotonic()
-        with open(log, "wb") as output:
+        with log.open("wb") as output:
             process = subprocess.Popen(
-                list(argv), env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=directory, start_new_session=True
+                list(argv),
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=directory,
+                start_new_session=True,
             )
+            _running.add(process)
             try:
                 code = _wait(process, events, started + timeout)
             finally:
+                _running.discard(process)
                 _kill(process)
         return _outcome(tuple(argv), card, code, time.monotonic() - started, log, events)
 
@@ -135,6 +147,13 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
             except subprocess.TimeoutExpired:
                 continue
     process.wait()
+
+
+def stop_all() -> None:
+    """End every program that other threads are watching, at once: they then see it as killed."""
+    for process in list(_running):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _outcome(argv: tuple[str, ...], card: str, code: int | None, seconds: float, log: Path, directory: Path) -> Outcome:
@@ -172,7 +191,11 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 def cache_environment(base: Mapping[str, str], cache: Path) -> dict[str, str]:
     """`base` with both caches at their fixed places in `cache`, and without the start-up hook's overlay over them."""
-    variables = {name: value for name, value in base.items() if name not in ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TRITON_ALWAYS_COMPILE")}
+    variables = {
+        name: value
+        for name, value in base.items()
+        if name not in ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TRITON_ALWAYS_COMPILE")
+    }
     return {
         **variables,
         "BLACKWELL_CACHE": str(cache),

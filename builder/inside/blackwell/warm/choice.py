@@ -53,7 +53,11 @@ def occupancy(facts: KernelFacts, limits: Limits) -> float:
     per_warp = -(-max(facts.registers, 1) * WARP // REGISTER_UNIT) * REGISTER_UNIT
     by_registers = limits.registers // per_warp // WARP_UNIT * WARP_UNIT // facts.warps
     by_threads = limits.threads // (facts.warps * WARP)
-    by_shared = limits.shared // (facts.shared + limits.reserved_shared) if facts.shared + limits.reserved_shared else limits.blocks
+    by_shared = (
+        limits.shared // (facts.shared + limits.reserved_shared)
+        if facts.shared + limits.reserved_shared
+        else limits.blocks
+    )
     blocks = min(limits.blocks, by_registers, by_threads, by_shared)
     return blocks * facts.warps * WARP / limits.threads
 

@@ -35,14 +35,13 @@ def _noise(cache: Path) -> Iterator[Path]:
             if name == "locks" or name.startswith("tmp."):  # Inductor's locks; Triton's unfinished writes
                 yield here / name
         for name in files:
-            if name == "lock" or name.endswith((".lock", ".tmp")) or (name.startswith(".") and name != ".gitignore"):
-                if here.name != "locks":
-                    yield here / name
+            if here.name != "locks" and (name == "lock" or name.endswith((".lock", ".tmp")) or name.startswith(".")):
+                yield here / name
 
 
 def files(cache: Path) -> frozenset[str]:
     """Every file of both caches, relative to `cache`."""
-    found = set()
+    found: set[str] = set()
     for part in ("triton", "inductor"):
         for folder, _, names in os.walk(cache / part):
             found.update(str((Path(folder) / name).relative_to(cache)) for name in names)

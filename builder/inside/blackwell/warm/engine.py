@@ -5,10 +5,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from blackwell import nullgpu
 from blackwell.output import say
 from blackwell.warm import child, choice
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 BYTES_A_PROCESS = 3 << 30
 """Memory to count on for one watched process: torch, Triton's compiler and their caches."""
@@ -106,7 +110,9 @@ def check(jobs: Sequence[Job], setting: Setting, strict_bypass: bool) -> list[tu
         what = []
         if outcome.misses:
             kernels = sorted(set(outcome.misses))
-            what.append(f"{len(outcome.misses)} kernels compiled again ({', '.join(kernels[:5])}{', ...' if len(kernels) > 5 else ''})")
+            what.append(
+                f"{len(outcome.misses)} kernels compiled again ({', '.join(kernels[:5])}{', ...' if len(kernels) > 5 else ''})"
+            )
         if outcome.graph_misses:
             what.append(f"{outcome.graph_misses} compiled graphs not found")
         if outcome.graph_bypasses and strict_bypass:
@@ -115,7 +121,9 @@ def check(jobs: Sequence[Job], setting: Setting, strict_bypass: bool) -> list[tu
             cold.append(f"{name} on {outcome.card}: {', '.join(what)}")
     if cold:
         raise WarmError(
-            "a second pass in new processes did not find everything warm: " + "; ".join(cold) + ". The program probably takes other shapes "
+            "a second pass in new processes did not find everything warm: "
+            + "; ".join(cold)
+            + ". The program probably takes other shapes "
             "or branches in every run: fix its seeds and lengths. `blackwell kernels explain KERNEL` says which part of a key differs."
         )
     return results
@@ -160,14 +168,14 @@ class Progress:
         )
 
 
-def _side_by_side[T, R](function: Callable[[T], R], items: Sequence[T], jobs: int) -> list[R]:
+def _side_by_side(function: Callable[[T], R], items: Sequence[T], jobs: int) -> list[R]:
     """Results in the items' order; after the first error nothing more is started, and it is raised."""
     with ThreadPoolExecutor(max(1, jobs)) as pool:
         futures = [pool.submit(function, item) for item in items]
         try:
             return [future.result() for future in futures]
-        finally:
+        except BaseException:  # also Ctrl-C: what still runs is no use any more
             for future in futures:
                 future.cancel()
-
-
+            child.stop_all()
+            raise

@@ -49,7 +49,9 @@ def load_config(name: str) -> dict[str, Any]:
     path = shipped if shipped.is_file() else Path(name)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        raise ModelError(f"{name} is neither a config.json nor one of {', '.join(sorted(p.stem for p in paths.data('workloads').glob('*.json')))}.")
+        raise ModelError(
+            f"{name} is neither a config.json nor one of {', '.join(sorted(p.stem for p in paths.data('workloads').glob('*.json')))}."
+        )
     content: dict[str, Any] = json.loads(path.read_text())
     content = content.get("text_config", content)  # a vision-language model: its language half
     if content.get("model_type") not in FAMILIES:
@@ -79,7 +81,11 @@ def build(content: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    values = {key: value for key, value in content.items() if key not in ("model_type", "dtype", "torch_dtype", "architectures")}
+    values = {
+        key: value
+        for key, value in content.items()
+        if key not in ("model_type", "dtype", "torch_dtype", "architectures")
+    }
     config = AutoConfig.for_model(content["model_type"], **values)
     config.use_cache = False
     if content["model_type"] == "qwen3_5_text":
@@ -126,7 +132,14 @@ class DrafterTraining:
 
         from blackwell.step.drafter import Drafter
 
-        size = DrafterSize(hidden=content["hidden_size"], layers=2, heads=32, kv_heads=8, head_dim=128, intermediate=content["intermediate_size"])
+        size = DrafterSize(
+            hidden=content["hidden_size"],
+            layers=2,
+            heads=32,
+            kv_heads=8,
+            head_dim=128,
+            intermediate=content["intermediate_size"],
+        )
         with torch.device("cuda"):
             self.drafter = Drafter(size, taps=1).train()
         self.optimizer = torch.optim.AdamW(self.drafter.parameters(), lr=LEARNING_RATE)
@@ -167,15 +180,30 @@ def measure(step: Callable[[], None], count: int, tokens: int, packed: bool) -> 
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - before)
     later = statistics.median(seconds[2:]) if len(seconds) > 2 else None
-    return Timing(tokens=tokens, packed=packed, first_step=seconds[0], second_step=seconds[1] if len(seconds) > 1 else None, later_steps=later)
+    return Timing(
+        tokens=tokens,
+        packed=packed,
+        first_step=seconds[0],
+        second_step=seconds[1] if len(seconds) > 1 else None,
+        later_steps=later,
+    )
 
 
 def main() -> int:
     """Command line; prints JSON."""
-    parser = argparse.ArgumentParser(prog="python -m blackwell.warm.model", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m blackwell.warm.model", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", metavar="CONFIG", help="config.json, its directory, or a shipped name")
     parser.add_argument("--layers", type=int, metavar="N", help="cut the stack to N layers (default: whole)")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[2048], metavar="S", help="row lengths, one after the other (default: 2048)")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        nargs="+",
+        default=[2048],
+        metavar="S",
+        help="row lengths, one after the other (default: 2048)",
+    )
     parser.add_argument("--packed", action="store_true", help="pack three documents into the row")
     parser.add_argument("--drafter", action="store_true", help="also train a DFlash drafter on the hidden states")
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps of each length (default: 2)")

@@ -43,7 +43,7 @@ class Recorder:
     def write(self, event: str, **content: Any) -> None:
         """Append one event. A forked child writes to a file of its own."""
         line = json.dumps({"event": event, **content}, default=str) + "\n"
-        with self._lock, open(self._directory / f"{os.getpid()}.jsonl", "a") as file:
+        with self._lock, (self._directory / f"{os.getpid()}.jsonl").open("a") as file:
             file.write(line)
 
     # ---- Triton ----
@@ -102,7 +102,10 @@ class Recorder:
             record.append({"config": _config_dict(config), "rejected": f"{type(error).__name__}: {error}"[:500]})
             return [choice.REJECTED] * 3
         facts = choice.KernelFacts(
-            registers=kernel.n_regs, spills=kernel.n_spills, shared=kernel.metadata.shared, warps=kernel.metadata.num_warps
+            registers=kernel.n_regs,
+            spills=kernel.n_spills,
+            shared=kernel.metadata.shared,
+            warps=kernel.metadata.num_warps,
         )
         assert self.limits is not None
         value = choice.score(facts, self.limits, order)
@@ -159,7 +162,7 @@ class Recorder:
         def noting(key: str) -> Any:
             manager = get_cache_manager(key)
             directory = getattr(manager, "cache_dir", None)
-            self._thread.directory = os.path.basename(directory) if directory else None
+            self._thread.directory = Path(directory).name if directory else None
             return manager
 
         return noting
@@ -173,12 +176,15 @@ class Recorder:
     def watch_inductor(self, module: ModuleType) -> None:
         """Called once `torch._inductor.runtime.triton_heuristics` is imported."""
         if self.limits is not None:
-            _replace(module.CachingAutotuner, "bench", lambda original: self.inductor_bench)  # type: ignore[attr-defined]
+            _replace(module.CachingAutotuner, "bench", lambda original: self.inductor_bench)
 
     def inductor_bench(self, tuner: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
         """Stands for `CachingAutotuner.bench`: a static score in place of a time. Scores compare like the lists of Triton's autotuner."""
         facts = choice.KernelFacts(
-            registers=launcher.n_regs or 0, spills=launcher.n_spills or 0, shared=launcher.shared or 0, warps=launcher.config.num_warps
+            registers=launcher.n_regs or 0,
+            spills=launcher.n_spills or 0,
+            shared=launcher.shared or 0,
+            warps=launcher.config.num_warps,
         )
         assert self.limits is not None
         order = tuner.launchers.index(launcher) if launcher in tuner.launchers else 0
@@ -198,7 +204,7 @@ class Recorder:
 
             return benchmark
 
-        _replace(module.AlgorithmSelectorCache, "make_benchmark_fn", refuse)  # type: ignore[attr-defined]
+        _replace(module.AlgorithmSelectorCache, "make_benchmark_fn", refuse)
 
     def no_padding(self, module: ModuleType) -> None:
         """Called once `pad_mm` is imported: whether padding a matrix pays is measured there too; without a GPU the answer is no."""
@@ -320,6 +326,9 @@ def graph_counters() -> dict[str, int]:
         return {}
     return {
         f"{short}_{event}": utils.counters[group][f"{prefix}_{event}"]
-        for short, group, prefix in (("fx", "inductor", "fxgraph_cache"), ("autograd", "aot_autograd", "autograd_cache"))
+        for short, group, prefix in (
+            ("fx", "inductor", "fxgraph_cache"),
+            ("autograd", "aot_autograd", "autograd_cache"),
+        )
         for event in ("hit", "miss", "bypass")
     }

@@ -39,7 +39,9 @@ def kernels(cache: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def make(cache: Path, outcomes: Iterable[tuple[str, Outcome]], before: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+def make(
+    cache: Path, outcomes: Iterable[tuple[str, Outcome]], before: Mapping[str, Any], facts: Mapping[str, Any]
+) -> dict[str, Any]:
     """The report: the cache's content, joined with what the runs said of it.
 
     outcomes: (name of the run, how it went), warm runs only. before: an earlier report of the same cache, or {}. facts: put on top as is.
@@ -50,7 +52,11 @@ def make(cache: Path, outcomes: Iterable[tuple[str, Outcome]], before: Mapping[s
     runs = list(before.get("runs", []))
     for hash_, entry in content.items():
         earlier = told.get(hash_, {})
-        entry.update({key: earlier.get(key) for key in ("compile_seconds", "specialization")}, cards=list(earlier.get("cards", [])), runs=list(earlier.get("runs", [])))
+        entry.update(
+            {key: earlier.get(key) for key in ("compile_seconds", "specialization")},
+            cards=list(earlier.get("cards", [])),
+            runs=list(earlier.get("runs", [])),
+        )
     for name, outcome in outcomes:
         for event in outcome.kernels:
             told_of = content.get(event["hash"])
@@ -62,7 +68,11 @@ def make(cache: Path, outcomes: Iterable[tuple[str, Outcome]], before: Mapping[s
                 told_of["compile_seconds"] = event["seconds"]
                 told_of["specialization"] = event["specialization"]
         for event in outcome.choices:
-            entry = {**{key: value for key, value in event.items() if key != "event"}, "card": outcome.card, "run": name}
+            entry = {
+                **{key: value for key, value in event.items() if key != "event"},
+                "card": outcome.card,
+                "run": name,
+            }
             choices[_choice_key(entry)] = entry
         runs.append(
             {
@@ -77,7 +87,13 @@ def make(cache: Path, outcomes: Iterable[tuple[str, Outcome]], before: Mapping[s
         "kernels": ordered,
         "choices": list(choices.values()),
         "rejected": [
-            {"kernel": entry["kernel"], "key": entry["key"], "card": entry["card"], "config": tried["config"], "reason": tried["rejected"]}
+            {
+                "kernel": entry["kernel"],
+                "key": entry["key"],
+                "card": entry["card"],
+                "config": tried["config"],
+                "reason": tried["rejected"],
+            }
             for entry in choices.values()
             for tried in entry["configs"]
             if "rejected" in tried
@@ -102,7 +118,9 @@ def size(cache: Path) -> int:
 
 def assembler_label(texts: Mapping[str, str]) -> str:
     """`ptxas-blackwell 13.1.80` from the assemblers' version texts, several joined by a comma."""
-    return ", ".join(f"{name} {match[1]}" for name, text in texts.items() if (match := re.search(r"\bV(\d+\.\d+\.\d+)", text)))
+    return ", ".join(
+        f"{name} {match[1]}" for name, text in texts.items() if (match := re.search(r"\bV(\d+\.\d+\.\d+)", text))
+    )
 
 
 def summary(cache: Path, report: Mapping[str, Any], cards: Sequence[str], assembler: str) -> dict[str, Any]:

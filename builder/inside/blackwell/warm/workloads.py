@@ -38,11 +38,20 @@ class Workload:
         known = {"name": str, "description": str, "default": bool, "timeout": int, "run": list}
         wrong = [f"{key} is unknown{_hint(key, known)}" for key in content if key not in known]
         wrong += [f"{key} is missing" for key in ("name", "description", "timeout", "run") if key not in content]
-        wrong += [f"{key} must be of type {kind.__name__}" for key, kind in known.items() if key in content and type(content[key]) is not kind]
+        wrong += [
+            f"{key} must be of type {kind.__name__}"
+            for key, kind in known.items()
+            if key in content and type(content[key]) is not kind
+        ]
         runs = content["run"] if isinstance(content.get("run"), list) else []
         for index, run in enumerate(runs):
             argv = run.get("argv")
-            if set(run) != {"name", "argv"} or not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
+            if (
+                set(run) != {"name", "argv"}
+                or not isinstance(argv, list)
+                or not argv
+                or not all(isinstance(word, str) for word in argv)
+            ):
                 wrong.append(f"run[{index}] must have a name and argv, a list of words")
         names = [str(run.get("name")) for run in runs]
         wrong += [f"run name {name!r} is used twice" for name in sorted({n for n in names if names.count(n) > 1})]
