@@ -67,6 +67,32 @@ def profile(card: str) -> str:
     return next(text for path in CARDS.glob("*.toml") if tomllib.loads(text := path.read_text())["name"] == card)
 
 
+KERNEL = "l2norm_fwd_kernel"  # FLA's; every run of the step launches it
+
+
+def reasons(
+    run_in: RunIn, image: BuiltImage, *options: str, env: dict[str, str] | None = None, mounts: tuple[str, ...] = ()
+) -> str:
+    """What `kernels explain` says of the same container."""
+    card = first_card(image)
+    capability = tomllib.loads(profile(card))["attributes"]
+    words = (
+        "--card",
+        card,
+        "--capability",
+        f"{capability['compute_capability_major']}.{capability['compute_capability_minor']}",
+        *options,
+    )
+    done = run_in(
+        image.reference, "blackwell", "kernels", "explain", KERNEL, "--json", *words, user=SOMEBODY, env=env, mounts=mounts, timeout=300
+    )  # fmt: skip
+    return "\n".join(json.loads(done.stdout)["reasons"])
+
+
+def test_nothing_to_explain_when_warm(image: BuiltImage, run_in: RunIn) -> None:
+    assert "differs" not in reasons(run_in, image)
+
+
 def test_every_card_is_warm(image: BuiltImage, run_in: RunIn) -> None:
     assert image.facts["cards"], "the image names no cards"
     for card in image.facts["cards"]:
@@ -95,7 +121,7 @@ python - <<'END'
 import json, os, pathlib, shutil
 cache = pathlib.Path(os.environ["BLACKWELL_CACHE"])
 report = json.loads((cache / "report.json").read_text())
-kernel = next(k for k in report["kernels"] if k["kernel"].startswith("l2norm") and "toy/toy" in k["runs"])
+kernel = next(k for k in report["kernels"] if k["kernel"].== "l2norm_fwd_kernel" and "toy/toy" in k["runs"])
 for entry in report["kernels"]:
     if entry["kernel"] == kernel["kernel"]:
         shutil.rmtree(cache / "triton" / entry["directory"])
@@ -110,6 +136,7 @@ END
 def test_a_changed_variable_of_the_key_is_counted(image: BuiltImage, run_in: RunIn, variable: str) -> None:
     code, report, _, _ = step(run_in, image, first_card(image), env={variable: "1"})
     assert code == COLD, report
+    assert variable in reasons(run_in, image, env={variable: "1"})
 
 
 def test_another_assembler_is_counted(image: BuiltImage, run_in: RunIn, tmp_path: Path) -> None:
@@ -120,14 +147,10 @@ def test_another_assembler_is_counted(image: BuiltImage, run_in: RunIn, tmp_path
         'case "$*" in *--version*) $real --version | /bin/sed "s/V[0-9][0-9.]*/V12.9.1/";; *) exec $real "$@";; esac\n'
     )
     other.chmod(0o755)
-    code, report, _, _ = step(
-        run_in,
-        image,
-        first_card(image),
-        env={"TRITON_PTXAS_BLACKWELL_PATH": "/opt/ptxas"},
-        mounts=(f"{other}:/opt/ptxas:ro",),
-    )
+    env, mounts = {"TRITON_PTXAS_BLACKWELL_PATH": "/opt/ptxas"}, (f"{other}:/opt/ptxas:ro",)
+    code, report, _, _ = step(run_in, image, first_card(image), env=env, mounts=mounts)
     assert code == COLD, report
+    assert "12.9.1" in reasons(run_in, image, env=env, mounts=mounts)
 
 
 def test_another_card_of_the_same_chip_is_counted(image: BuiltImage, run_in: RunIn, tmp_path: Path) -> None:
@@ -144,6 +167,7 @@ def test_another_card_of_the_same_chip_is_counted(image: BuiltImage, run_in: Run
     )
     assert code == COLD
     assert "flex_attention" in report["error"] or "triton_" in report["error"], report
+    assert "NVIDIA Something Else" in reasons(run_in, image, "--card", "NVIDIA Something Else")
 
 
 TRAIN = """

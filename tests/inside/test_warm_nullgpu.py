@@ -11,6 +11,7 @@ import pytest
 from blackwell import nullgpu, paths
 from blackwell.nullgpu import NullGpuError
 
+pytestmark = pytest.mark.slow
 CARD = "NVIDIA B200"
 
 SCRIPT = """
