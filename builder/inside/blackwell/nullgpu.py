@@ -39,7 +39,9 @@ class Card:
     measured: bool  # read off a real card in one go, not put together from tables
     source: str  # where the values are from
     attributes: Mapping[str, int] = field(repr=False)  # by CUdevice_attribute's name, lower case
-    inherited: Mapping[str, int] = field(default_factory=dict, repr=False)  # no source for this card: taken from a measured one
+    inherited: Mapping[str, int] = field(
+        default_factory=dict, repr=False
+    )  # no source for this card: taken from a measured one
 
     @property
     def capability(self) -> str:
@@ -51,7 +53,9 @@ class Card:
         numbers = attribute_numbers()
         values = {**self.inherited, **self.attributes}
         pairs = sorted((numbers[name], value) for name, value in values.items())
-        return ";".join([f"name={self.name}", f"memory={self.memory}", f"driver={self.driver}", *(f"{n}={v}" for n, v in pairs)])
+        return ";".join(
+            [f"name={self.name}", f"memory={self.memory}", f"driver={self.driver}", *(f"{n}={v}" for n, v in pairs)]
+        )
 
 
 def attribute_numbers() -> dict[str, int]:
@@ -66,7 +70,9 @@ def card_from_dict(content: Mapping[str, Any], origin: str) -> Card:
     attributes, inherited = dict(content.get("attributes", {})), dict(content.get("inherited", {}))
     wrong = [f"{key} is missing" for key in ("name", "memory", "driver", "measured", "source") if key not in content]
     wrong += [f"attributes.{key} is missing" for key in (CAPABILITY_MAJOR, CAPABILITY_MINOR) if key not in attributes]
-    wrong += [f"{key} is no device attribute (cards/attributes.txt)" for key in [*attributes, *inherited] if key not in known]
+    wrong += [
+        f"{key} is no device attribute (cards/attributes.txt)" for key in [*attributes, *inherited] if key not in known
+    ]
     wrong += [f"{key} is given twice" for key in attributes if key in inherited]
     if wrong:
         raise NullGpuError(f"card profile {origin}: " + "; ".join(wrong))
@@ -91,8 +97,14 @@ def card_named(name: str) -> Card:
     known = cards()
     if name not in known:
         near = [other for other in known if name.lower() in other.lower()]
-        hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(repr(n) for n in known)}."
-        raise NullGpuError(f"no card profile is named {name!r} exactly as the NVIDIA driver reports it; {hint} `blackwell doctor --profile` writes one.")
+        hint = (
+            f"did you mean {' or '.join(repr(n) for n in near)}?"
+            if near
+            else f"known: {', '.join(repr(n) for n in known)}."
+        )
+        raise NullGpuError(
+            f"no card profile is named {name!r} exactly as the NVIDIA driver reports it; {hint} `blackwell doctor --profile` writes one."
+        )
     return known[name]
 
 
@@ -103,7 +115,7 @@ def is_on() -> bool:
 
 def driver_visible() -> bool:
     """Is a real NVIDIA driver to be seen here?"""
-    return any(os.path.exists(path) for path in ("/dev/nvidia0", "/proc/driver/nvidia/version"))
+    return any(Path(path).exists() for path in ("/dev/nvidia0", "/proc/driver/nvidia/version"))
 
 
 def library_files(directory: Path) -> list[Path]:
@@ -151,16 +163,24 @@ def environment(card: str, count: int = 1, *, beside_driver: bool = False) -> di
     return variables
 
 
-def command(argv: Sequence[str], card: str, count: int = 1, *, beside_driver: bool = False) -> tuple[list[str], dict[str, str]]:
+def command(
+    argv: Sequence[str], card: str, count: int = 1, *, beside_driver: bool = False
+) -> tuple[list[str], dict[str, str]]:
     """(argv, whole environment) of a child under the null GPU; says in one line on stderr that it is on. Raises like `environment`."""
     extra = environment(card, count, beside_driver=beside_driver)
     profile = card_named(card)
     several = f"{count} x " if count > 1 else ""
-    print(f"null GPU: {several}{profile.name} ({profile.capability}), no kernel runs, results are garbage", file=sys.stderr, flush=True)
+    print(
+        f"null GPU: {several}{profile.name} ({profile.capability}), no kernel runs, results are garbage",
+        file=sys.stderr,
+        flush=True,
+    )
     return list(argv), {**os.environ, **extra}
 
 
-def run(argv: Sequence[str], card: str, count: int = 1, *, beside_driver: bool = False, timeout: float | None = None) -> int:
+def run(
+    argv: Sequence[str], card: str, count: int = 1, *, beside_driver: bool = False, timeout: float | None = None
+) -> int:
     """Run a program under the null GPU and return its exit code. Raises NullGpuError, or subprocess.TimeoutExpired after `timeout` seconds."""
     words, variables = command(argv, card, count, beside_driver=beside_driver)
     return subprocess.run(words, env=variables, check=False, timeout=timeout).returncode
@@ -176,9 +196,13 @@ def _driver() -> Iterator[ctypes.CDLL]:
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise NullGpuError(f"no NVIDIA driver here ({error}); a profile is measured on a machine with the card") from error
+        raise NullGpuError(
+            f"no NVIDIA driver here ({error}); a profile is measured on a machine with the card"
+        ) from error
     if status := library.cuInit(0):
-        raise NullGpuError(f"the NVIDIA driver does not start (cuInit returned {status}); `blackwell doctor` looks further")
+        raise NullGpuError(
+            f"the NVIDIA driver does not start (cuInit returned {status}); `blackwell doctor` looks further"
+        )
     yield library
 
 
@@ -211,7 +235,9 @@ def dump_profile(device: int = 0, note: str = "") -> dict[str, Any]:
 
 def profile_toml(profile: Mapping[str, Any]) -> str:
     """`dump_profile`'s dict as the text of a card file."""
-    quoted = {key: '"' + str(profile[key]).replace("\\", "\\\\").replace('"', '\\"') + '"' for key in ("name", "source")}
+    quoted = {
+        key: '"' + str(profile[key]).replace("\\", "\\\\").replace('"', '\\"') + '"' for key in ("name", "source")
+    }
     lines = [f"name = {quoted['name']}", f"memory = {profile['memory']}", f"driver = {profile['driver']}"]
     lines += [f"measured = {str(profile['measured']).lower()}", f"source = {quoted['source']}"]
     for table in ("attributes", "inherited"):

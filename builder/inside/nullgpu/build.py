@@ -7,6 +7,7 @@ names and symbol versions that each real library exports; everything not written
 import argparse
 import fnmatch
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -35,7 +36,9 @@ class Library:
 
 
 LIBRARIES = (
-    Library(key="libcuda", sources=("card.c", "memory.c", "cubin.c", "driver.c"), refuse=801, pattern=""),  # part of the NVIDIA driver
+    Library(
+        key="libcuda", sources=("card.c", "memory.c", "cubin.c", "driver.c"), refuse=801, pattern=""
+    ),  # part of the NVIDIA driver
     Library(key="libcudart", sources=("runtime.c",), refuse=801, pattern="*/lib/libcudart.so.[0-9]*"),
     Library(key="libcublasLt", sources=("cublaslt.c",), refuse=15, pattern="*/lib/libcublasLt.so.[0-9]*"),
     Library(key="libcublas", sources=("cublas.c",), refuse=15, pattern="*/lib/libcublas.so.[0-9]*"),
@@ -80,6 +83,8 @@ def exported_functions(path: Path) -> list[Symbol]:
         kind, binding = info & 15, info >> 4
         if index in (0, 0xFFF1) or binding == 0:  # undefined, absolute (the version's own name), local
             continue
+        if kind == 0 or text(symbols[6], name) in ("_init", "_fini"):  # the linker's own marks
+            continue
         if kind != 2:
             raise BuildError(f"{path} exports {text(symbols[6], name)}, which is not a function: write it in C")
         number = struct.unpack_from("<H", data, numbers[4] + 2 * i)[0] & 0x7FFF if numbers else 1
@@ -104,7 +109,12 @@ def driver_functions(include: Path) -> list[Symbol]:
     header = (include / "cuda.h").read_text()
     names = set(re.findall(r"CUDAAPI\s+(cu[A-Z]\w*)\s*\(", header))
     names.update(re.findall(r"#\s*define\s+cu[A-Z]\w*\s+(?:__CUDA_API_PT[SD][ZS]\()?(cu[A-Z]\w*)", header))
-    names.update(re.findall(r"CUDAAPI\s+(cu[A-Z]\w*)\s*\(", (include / "cudaProfiler.h").read_text() if (include / "cudaProfiler.h").is_file() else ""))
+    names.update(
+        re.findall(
+            r"CUDAAPI\s+(cu[A-Z]\w*)\s*\(",
+            (include / "cudaProfiler.h").read_text() if (include / "cudaProfiler.h").is_file() else "",
+        )
+    )
     return [Symbol(name, None) for name in sorted(names)]
 
 
@@ -119,18 +129,26 @@ def entry_table(include: Path, names: Sequence[str]) -> str:
         versions.setdefault(name, set()).add(int(version))
     rows = []
     for name in sorted(versions):
-        symbols = sorted((n for n in names if re.fullmatch(rf"{name}(_v\d)?", n)), key=lambda n: (len(n), n), reverse=True)
+        symbols = sorted(
+            (n for n in names if re.fullmatch(rf"{name}(_v\d)?", n)), key=lambda n: (len(n), n), reverse=True
+        )
         pairs = list(zip(sorted(versions[name], reverse=True), symbols, strict=False))
         rows += [f'  {{"{name}", {version}, "{symbol}"}},' for version, symbol in reversed(pairs)]
     return (
         "struct ng_entry { const char *name; int version; const char *symbol; };\n"
-        "const struct ng_entry ng_entries[] = {\n" + "\n".join(rows) + "\n  {0, 0, 0},\n};\n"
+        '__attribute__((visibility("hidden"))) const struct ng_entry ng_entries[] = {\n'
+        + "\n".join(rows)
+        + "\n  {0, 0, 0},\n};\n"
     )
 
 
 def stubs(library: Library, names: Sequence[str], allowed: Sequence[str]) -> str:
     """C source of the generated functions: weak, so that those written in C win. A pattern of allowed.toml that this library has no name for is fine: CUDA versions differ."""
-    lines = ["#define WEAK __attribute__((weak))", "extern int ng_refuse(const char *, int);", "extern void ng_log(int, const char *, ...);"]
+    lines = [
+        "#define WEAK __attribute__((weak))",
+        "extern int ng_refuse(const char *, int);",
+        "extern void ng_log(int, const char *, ...);",
+    ]
     for name in names:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed):
             lines.append(f'WEAK int {name}(void) {{ ng_log(3, "{name}"); return 0; }}')
@@ -147,7 +165,11 @@ def version_script(symbols: Sequence[Symbol], own: Sequence[str]) -> str:
     groups.setdefault(None, []).extend(own)
     if set(groups) == {None}:
         return "{ global: " + " ".join(f"{name};" for name in groups[None]) + " local: *; };\n"
-    text = "".join(f"{version} {{ global: {' '.join(name + ';' for name in names)} local: *; }};\n" for version, names in groups.items() if version)
+    text = "".join(
+        f"{version} {{ global: {' '.join(name + ';' for name in names)} local: *; }};\n"
+        for version, names in groups.items()
+        if version
+    )
     if groups[None]:
         raise BuildError(f"a library mixes versioned and unversioned names: {groups[None][:3]}")
     return text
@@ -158,7 +180,9 @@ def run(argv: Sequence[str | Path]) -> None:
     try:
         done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise BuildError(f"{argv[0]} is not installed; the null GPU's libraries need a C compiler to be built") from error
+        raise BuildError(
+            f"{argv[0]} is not installed; the null GPU's libraries need a C compiler to be built"
+        ) from error
     if done.returncode:
         raise BuildError(f"failed: {' '.join(str(word) for word in argv)}\n{done.stderr}")
 
@@ -170,9 +194,13 @@ def soname(path: Path) -> str:
 
 def real_library(site: Path, library: Library) -> Path:
     """The one real library in the wheels; raises BuildError for none or several."""
-    found = [path for path in sorted((site / "nvidia").glob(library.pattern)) if re.fullmatch(r"\w+\.so\.\d+", path.name)]
+    found = [
+        path for path in sorted((site / "nvidia").glob(library.pattern)) if re.fullmatch(r"\w+\.so\.\d+", path.name)
+    ]
     if len(found) != 1:
-        raise BuildError(f"{site}/nvidia/{library.pattern}: expected one library, found {len(found)}; is a CUDA build of torch installed there?")
+        raise BuildError(
+            f"{site}/nvidia/{library.pattern}: expected one library, found {len(found)}; is a CUDA build of torch installed there?"
+        )
     return found[0]
 
 
@@ -180,7 +208,9 @@ def include_directories(site: Path) -> list[Path]:
     """The wheels' headers, the CUDA runtime's first; Triton's last, for crt/, which no wheel that torch needs has."""
     headers = sorted((site / "nvidia").glob("*/include"), key=lambda path: (not (path / "cuda.h").is_file(), path))
     if not headers or not (headers[0] / "cuda.h").is_file():
-        raise BuildError(f"no cuda.h below {site}/nvidia: the null GPU needs the headers of the CUDA wheels that torch brings")
+        raise BuildError(
+            f"no cuda.h below {site}/nvidia: the null GPU needs the headers of the CUDA wheels that torch brings"
+        )
     return [*headers, site / "triton" / "backends" / "nvidia" / "include"]
 
 
@@ -190,7 +220,16 @@ def build(site: Path, out: Path, compiler: str = "gcc") -> list[Path]:
     allowed = tomllib.loads((HERE / "allowed.toml").read_text())
     out.mkdir(parents=True, exist_ok=True)
     # -w-free on purpose except unused parameters: signatures are NVIDIA's.
-    flags = ["-std=gnu11", "-O2", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-enum-conversion", "-Wno-builtin-declaration-mismatch"]
+    flags = [
+        "-std=gnu11",
+        "-O2",
+        "-fPIC",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unused-parameter",
+        "-Wno-enum-conversion",
+        "-Wno-builtin-declaration-mismatch",
+    ]
     flags += [word for path in includes for word in ("-isystem", str(path))]
     results: list[Path] = []
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor() as pool:
@@ -205,7 +244,7 @@ def build(site: Path, out: Path, compiler: str = "gcc") -> list[Path]:
             if library.pattern:
                 real = real_library(site, library)
                 name, symbols, own = soname(real), exported_functions(real), []
-                objects += ["-L", out, "-l:libcuda.so.1"]
+                objects += ["-L", work, "-l:libcuda.so.1"]
             else:
                 name, symbols = "libcuda.so.1", driver_functions(includes[0])
                 own = ["ng_*", "nullgpu_*"]
@@ -215,17 +254,50 @@ def build(site: Path, out: Path, compiler: str = "gcc") -> list[Path]:
             generated = stubs(library, [symbol.name for symbol in symbols], allowed[library.key]["allowed"])
             (work / f"{library.key}.c").write_text(generated)
             (work / f"{library.key}.map").write_text(version_script(symbols, own))
-            run([compiler, "-w", "-O1", "-fPIC", "-fno-builtin", "-c", work / f"{library.key}.c", "-o", work / f"{library.key}.o"])
-            target = out / name
-            run([compiler, "-shared", f"-Wl,-soname,{name}", f"-Wl,--version-script={work / f'{library.key}.map'}", "-Wl,-z,defs", "-s", "-o", target, work / f"{library.key}.o", *objects])
-            results.append(target)
+            run(
+                [
+                    compiler,
+                    "-w",
+                    "-O1",
+                    "-fPIC",
+                    "-fno-builtin",
+                    "-c",
+                    work / f"{library.key}.c",
+                    "-o",
+                    work / f"{library.key}.o",
+                ]
+            )
+            script = f"-Wl,--version-script={work / f'{library.key}.map'}"
+            run(
+                [
+                    compiler,
+                    "-shared",
+                    f"-Wl,-soname,{name}",
+                    script,
+                    "-Wl,-z,defs",
+                    "-s",
+                    "-o",
+                    work / name,
+                    work / f"{library.key}.o",
+                    *objects,
+                ]
+            )
+            shutil.copy(work / name, out / f".{name}")
+            (out / f".{name}").replace(out / name)  # a process that uses the old file keeps it
+            results.append(out / name)
     return results
 
 
 def main() -> int:
     """Command line; prints the built files, or the error and exit code 1."""
     parser = argparse.ArgumentParser(description="Build the null GPU's libraries for the torch in SITE.")
-    parser.add_argument("--site", type=Path, required=True, metavar="SITE_PACKAGES", help="directory that holds torch, triton and nvidia")
+    parser.add_argument(
+        "--site",
+        type=Path,
+        required=True,
+        metavar="SITE_PACKAGES",
+        help="directory that holds torch, triton and nvidia",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the libraries go")
     parser.add_argument("--cc", default="gcc", help="C compiler (default: gcc)")
     args = parser.parse_args()

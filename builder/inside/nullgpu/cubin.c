@@ -4,6 +4,7 @@
 #include "nullgpu.h"
 #include <elf.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,8 @@ enum { NEW_ABI = 8, NEW_SPECIFIC = 0x8, OLD_SPECIFIC = 0x800 };
 enum { WARP = 32, REGISTER_UNIT = 256, WARP_UNIT = 4 };
 enum { /* CUdevice_attribute */
   MAX_THREADS_PER_BLOCK = 1,
+  MAX_BLOCK_X = 2, /* then y and z */
+  MAX_GRID_X = 5,
   SHARED_PER_BLOCK = 8,
   REGISTERS_PER_BLOCK = 12,
   THREADS_PER_SM = 39,
@@ -36,8 +39,11 @@ enum { /* CUdevice_attribute */
 
 struct ng_image {
   size_t size;
-  char *data; /* NULL for PTX: nothing can be read from it */
+  char *data;                /* NULL for PTX: nothing can be read from it */
+  struct ng_kernel *kernels; /* those asked for; asking again gives the same one, with what was set on it */
 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static size_t elf_size(const char *data)
 {
@@ -164,8 +170,13 @@ int ng_image_load_file(struct ng_image **image, const char *path)
 
 void ng_image_unload(struct ng_image *image)
 {
-  if (image)
-    free(image->data);
+  if (!image)
+    return;
+  for (struct ng_kernel *kernel = image->kernels, *next; kernel; kernel = next) {
+    next = kernel->next;
+    free(kernel);
+  }
+  free(image->data);
   free(image);
 }
 
@@ -196,22 +207,27 @@ static void read_totals(const char *data, struct ng_kernel *kernel)
   }
 }
 
-static int declared_threads(const char *data, const char *kernel)
+/* What the source said of the block's shape: a bound (.maxntid), or the only one allowed (.reqntid). */
+static void read_declared(const char *data, struct ng_kernel *kernel)
 {
   char name[600];
-  snprintf(name, sizeof name, ".nv.info.%s", kernel);
+  snprintf(name, sizeof name, ".nv.info.%s", kernel->name);
   const Elf64_Shdr *info = section(data, name);
-  int threads = 0, attribute;
+  if (!info)
+    return;
+  const uint8_t *at = (const void *)(data + info->sh_offset), *end = at + info->sh_size, *value;
+  int attribute;
   size_t size;
-  const uint8_t *at = info ? (const void *)(data + info->sh_offset) : NULL, *end = info ? at + info->sh_size : NULL, *value;
-  while (at && (at = record(at, end, &attribute, &value, &size))) {
+  while ((at = record(at, end, &attribute, &value, &size))) {
     uint32_t shape[3];
     if (size < sizeof shape || (attribute != INFO_MAX_THREADS && attribute != INFO_REQUIRED_THREADS))
       continue;
     memcpy(shape, value, sizeof shape);
-    threads = (int)(shape[0] * shape[1] * shape[2]);
+    if (attribute == INFO_REQUIRED_THREADS)
+      memcpy(kernel->required_block, shape, sizeof shape);
+    else
+      kernel->declared_threads = (int)(shape[0] * shape[1] * shape[2]);
   }
-  return threads;
 }
 
 static int round_up(int value, int unit)
@@ -226,37 +242,62 @@ static int warps_by_registers(const struct ng_kernel *kernel, int available)
   return available / each / WARP_UNIT * WARP_UNIT;
 }
 
+static int inspect(const char *data, struct ng_kernel *kernel)
+{
+  char text[600], shared[600];
+  snprintf(text, sizeof text, ".text.%s", kernel->name);
+  snprintf(shared, sizeof shared, ".nv.shared.%s", kernel->name);
+  if (!section(data, text))
+    return NG_NOT_FOUND;
+  kernel->inspected = 1;
+  read_totals(data, kernel);
+  read_declared(data, kernel);
+  const Elf64_Shdr *memory = section(data, shared), *constants = section(data, ".nv.constant3");
+  if (memory && memory->sh_size)
+    kernel->static_shared = (int)memory->sh_size - (ng_architecture() >= 90 ? RESERVED_SHARED : 0);
+  if (constants)
+    kernel->constant_bytes = (int)constants->sh_size;
+  int fitting = warps_by_registers(kernel, ng_attribute(REGISTERS_PER_BLOCK)) * WARP;
+  if (fitting < kernel->max_threads)
+    kernel->max_threads = fitting;
+  if (kernel->declared_threads && kernel->declared_threads < kernel->max_threads)
+    kernel->max_threads = kernel->declared_threads;
+  kernel->dynamic_shared -= kernel->static_shared;
+  return NG_OK;
+}
+
+static struct ng_kernel *known(const struct ng_image *image, const char *name)
+{
+  struct ng_kernel *kernel = image->kernels;
+  while (kernel && strcmp(kernel->name, name))
+    kernel = kernel->next;
+  return kernel;
+}
+
 int ng_image_kernel(struct ng_image *image, const char *name, struct ng_kernel **kernel)
 {
-  struct ng_kernel *found = calloc(1, sizeof *found);
-  if (!found)
-    return NG_OUT_OF_MEMORY;
-  snprintf(found->name, sizeof found->name, "%s", name);
-  found->max_threads = ng_attribute(MAX_THREADS_PER_BLOCK);
-  found->dynamic_shared = ng_attribute(SHARED_PER_BLOCK);
-  if (image->data) {
-    char text[600], shared[600];
-    snprintf(text, sizeof text, ".text.%s", name);
-    snprintf(shared, sizeof shared, ".nv.shared.%s", name);
-    if (!section(image->data, text)) {
+  pthread_mutex_lock(&lock);
+  struct ng_kernel *found = known(image, name);
+  int error = NG_OK;
+  if (!found && (found = calloc(1, sizeof *found))) {
+    snprintf(found->name, sizeof found->name, "%s", name);
+    found->max_threads = ng_attribute(MAX_THREADS_PER_BLOCK);
+    found->dynamic_shared = ng_attribute(SHARED_PER_BLOCK);
+    found->carveout = -1; /* the driver's own choice */
+    error = image->data ? inspect(image->data, found) : NG_OK;
+    if (error) {
       free(found);
-      return NG_NOT_FOUND;
+    } else {
+      found->next = image->kernels;
+      image->kernels = found;
     }
-    found->inspected = 1;
-    read_totals(image->data, found);
-    const Elf64_Shdr *memory = section(image->data, shared);
-    if (memory && memory->sh_size)
-      found->static_shared = (int)memory->sh_size - (ng_architecture() >= 90 ? RESERVED_SHARED : 0);
-    int declared = declared_threads(image->data, name);
-    int fitting = warps_by_registers(found, ng_attribute(REGISTERS_PER_BLOCK)) * WARP;
-    if (fitting < found->max_threads)
-      found->max_threads = fitting;
-    if (declared)
-      found->max_threads = declared;
-    found->dynamic_shared -= found->static_shared;
   }
-  *kernel = found;
-  return NG_OK;
+  pthread_mutex_unlock(&lock);
+  if (!error && !found)
+    error = NG_OUT_OF_MEMORY;
+  if (!error)
+    *kernel = found;
+  return error;
 }
 
 int ng_max_dynamic_shared(const struct ng_kernel *kernel)
@@ -279,11 +320,19 @@ int ng_blocks_per_sm(const struct ng_kernel *kernel, int threads, size_t dynamic
   return by_shared < blocks ? by_shared : blocks;
 }
 
-int ng_check_launch(const struct ng_kernel *kernel, unsigned long grid, unsigned long threads, unsigned dynamic_shared)
+/* In the order of the NVIDIA driver's answers: shapes and limits first, registers last. */
+int ng_check_launch(const struct ng_kernel *kernel, const unsigned grid[3], const unsigned block[3], unsigned dynamic_shared)
 {
-  if (!grid || !threads || threads > (unsigned long)ng_attribute(MAX_THREADS_PER_BLOCK))
+  for (int i = 0; i < 3; i++) {
+    if (!grid[i] || !block[i] || grid[i] > (unsigned)ng_attribute(MAX_GRID_X + i) || block[i] > (unsigned)ng_attribute(MAX_BLOCK_X + i))
+      return NG_INVALID_VALUE;
+    if (kernel->required_block[0] && block[i] != kernel->required_block[i])
+      return NG_INVALID_VALUE;
+  }
+  unsigned long threads = (unsigned long)block[0] * block[1] * block[2];
+  if (threads > (unsigned long)ng_attribute(MAX_THREADS_PER_BLOCK) || (long)dynamic_shared > kernel->dynamic_shared)
     return NG_INVALID_VALUE;
-  if ((long)dynamic_shared > kernel->dynamic_shared)
+  if (kernel->declared_threads && threads > (unsigned long)kernel->declared_threads)
     return NG_INVALID_VALUE;
   if (threads > (unsigned long)kernel->max_threads)
     return NG_LAUNCH_OUT_OF_RESOURCES;

@@ -294,6 +294,9 @@ CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfuncti
   case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
     *value = ng_architecture();
     break;
+  case CU_FUNC_ATTRIBUTE_CACHE_MODE_CA:
+    *value = 0;
+    break;
   case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
     *value = kernel->cluster_allowed;
     break;
@@ -340,7 +343,8 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                                unsigned block_z, unsigned shared, CUstream stream, void **arguments, void **extra)
 {
-  return (CUresult)ng_check_launch((void *)function, (unsigned long)grid_x * grid_y * grid_z, (unsigned long)block_x * block_y * block_z, shared);
+  const unsigned grid[] = {grid_x, grid_y, grid_z}, block[] = {block_x, block_y, block_z};
+  return (CUresult)ng_check_launch((void *)function, grid, block, shared);
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,

@@ -95,14 +95,17 @@ void *ng_handle(void); /* a distinct opaque non-NULL value */
 /* ---- cubin.c ---- */
 struct ng_image; /* a loaded module */
 struct ng_kernel {
+  struct ng_kernel *next;
   char name[512];
-  int inspected;      /* 0: PTX, nothing is known of its resources */
-  int registers;      /* per thread */
-  int local_bytes;    /* per thread: stack frame and spills */
-  int static_shared;  /* bytes per block */
-  int constant_bytes; /* user constants of the module, bytes */
-  int max_threads;    /* per block, as the NVIDIA driver computes it */
-  int dynamic_shared; /* limit set through FuncSetAttribute, bytes */
+  int inspected;              /* 0: PTX, nothing is known of its resources */
+  int registers;              /* per thread */
+  int local_bytes;            /* per thread: stack frame and spills */
+  int static_shared;          /* bytes per block */
+  int constant_bytes;         /* user constants of the module */
+  int max_threads;            /* per block, as the NVIDIA driver computes it */
+  int declared_threads;       /* .maxntid, 0 without */
+  unsigned required_block[3]; /* .reqntid, 0 without */
+  int dynamic_shared;         /* limit set through FuncSetAttribute, bytes */
   int cluster_allowed;
   int carveout;
 };
@@ -111,5 +114,5 @@ int ng_image_load_file(struct ng_image **image, const char *path);
 void ng_image_unload(struct ng_image *image);
 int ng_image_kernel(struct ng_image *image, const char *name, struct ng_kernel **kernel);
 int ng_blocks_per_sm(const struct ng_kernel *kernel, int threads, size_t dynamic_shared);
-int ng_check_launch(const struct ng_kernel *kernel, unsigned long grid, unsigned long threads, unsigned dynamic_shared);
+int ng_check_launch(const struct ng_kernel *kernel, const unsigned grid[3], const unsigned block[3], unsigned dynamic_shared);
 int ng_max_dynamic_shared(const struct ng_kernel *kernel);

@@ -17,7 +17,9 @@ HERE = Path(__file__).resolve().parent
 class _TruthAfterTorch:
     """Import hook that wraps the loader of `torch`, once."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":
             return None
         sys.meta_path.remove(self)
@@ -52,5 +54,5 @@ def _run_next() -> None:
 
 
 if os.environ.get("NULLGPU_ON"):
-    sys.meta_path.insert(0, _TruthAfterTorch())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _TruthAfterTorch())
 _run_next()
