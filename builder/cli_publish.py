@@ -8,10 +8,11 @@ from typing import Any, TextIO, TypeVar
 import click
 from rich.table import Table
 
-from builder import diff, flow, publish, release, report
+from builder import bake, diff, flow, plan, publish, release, report
 from builder.engine import contents, docker, host
 from builder.engine.process import run
-from builder.errors import SelectionError
+from builder.engine.skopeo import Access
+from builder.errors import LockMissingError, SelectionError
 from builder.options import OUT, access_of, as_json, registry, request_of, say, selection
 from builder.show import answer
 from builder.values import Image
@@ -125,4 +126,40 @@ def diff_(before: str, after: str, files: int, json_: bool, **options: Any) -> N
         click.echo(diff.markdown(found, files=files), nl=False)
 
 
-COMMANDS: tuple[click.Command, ...] = (publish_, report_, diff_)
+@click.command("bake")
+@identifier
+@selection
+@click.option("--to", required=True, metavar="HOST/REPO", help="Where the baked images are pushed.")
+@click.option("--cache", default="", metavar="HOST/REPO", help="Registry cache, read and written.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("bake"),
+    show_default=True,
+    help="Directory for build contexts, answers and secrets.",
+)
+@click.option(
+    "--compression", type=click.Choice(publish.COMPRESSIONS), default="zstd", show_default=True, help="Of layers."
+)
+def bake_(identifier: str | None, to: str, cache: str, output: Path, compression: str, **options: Any) -> None:
+    """Print a file for `docker buildx bake`, to build locked images on remote or Kubernetes BuildKit builders.
+
+    Its groups are baked in this order, with this command before each: fingerprint, report, image.
+
+    Example: builder bake --triton 3.7 --to registry.example.com/ml/blackwell > bake.json && docker buildx bake -f bake.json fingerprint
+    """
+    project = flow.Project.find()
+    if identifier or options["id"]:
+        images = [chosen(project, identifier, options)]
+    else:
+        images = [i for i in plan.resolve_all(project.matrix(), request_of(options)) if project.lock_path(i).exists()]
+    if not images:
+        raise LockMissingError("none of these images has a lock", hint="make one with `builder lock`")
+    wish = release.Wish(to=to, access=Access(), compression=compression)
+    found = release.bake_file(run, project, images, output, wish, cache, say)
+    answer(found)
+    upcoming = [group for group in bake.GROUPS if group in found["group"]][-1]
+    say(f"next: docker buildx bake -f FILE {upcoming}" + ("" if upcoming == "image" else ", then this command again"))
+
+
+COMMANDS: tuple[click.Command, ...] = (publish_, report_, diff_, bake_)

@@ -3,14 +3,15 @@
 import json
 import os
 import re
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from builder import build, flow, plan, provenance, publish, report, sbom, show
+from builder import bake, build, flow, plan, provenance, publish, report, sbom, show
 from builder.engine import contents, docker, host, sizes, skopeo
 from builder.engine.process import Runner
 from builder.errors import PublishError, SelectionError
@@ -197,3 +198,45 @@ def report_of(run: Runner, project: Project, image: Image, benchmark: str, say: 
         bill=sbom.make(image, subject.lock, subject.digest, subject.contents.texts, version("builder")),
         benchmark=measured,
     )
+
+
+def bake_file(
+    run: Runner, project: Project, images: Sequence[Image], folder: Path, wish: Wish, cache: str, say: Say
+) -> dict[str, Any]:
+    """Write the build contexts of some images below `folder`, and return the bake file for them.
+
+    What earlier groups answered is looked for there too. Secrets lie beside the contexts, readable by their owner alone.
+    """
+    jobs = []
+    private = folder / "secrets"
+    private.mkdir(parents=True, exist_ok=True, mode=0o700)
+    secrets = {key: path.resolve() for key, path in build.secrets_of(run, private).items() if path.stat().st_size}
+    for image in images:
+        locked = flow.read_lock(project, image)
+        work = flow.work_of(project, image, locked)
+        context, answers = folder / "contexts" / image.id, folder / "answers" / image.id
+        shutil.rmtree(context, ignore_errors=True)
+        context.mkdir(parents=True)
+        rootfs, tool = flow.base_and_tool(run, image, locked, say)
+        build.write_context(context, work, rootfs, tool)
+        fingerprint, summary = answers / "fingerprint", answers / "summary.json"
+        known = fingerprint.read_text().strip() if fingerprint.exists() else ""
+        made_for = answers / "inputs"  # answers count for the inputs that they were made from
+        if known and (not made_for.exists() or made_for.read_text() != work.inputs):
+            shutil.rmtree(answers)
+            known = ""
+        answers.mkdir(parents=True, exist_ok=True)
+        made_for.write_text(work.inputs)
+        labels = build.labels(work, json.loads(summary.read_text())) if known and summary.exists() else None
+        jobs.append(
+            bake.Job(
+                image=image,
+                context=context.resolve(),
+                answers=answers.resolve(),
+                epoch=locked.epoch,
+                secrets=secrets,
+                fingerprint=known,
+                labels=labels,
+            )
+        )
+    return bake.bake(jobs, to=wish.to, cache=cache, compression=wish.compression)

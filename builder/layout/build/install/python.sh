@@ -11,5 +11,5 @@ for need in gcc g++ ldconfig; do
 done
 include=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')
 [ -e "$include/Python.h" ] || { echo "builder: the base has no Python.h: without it FLA falls back to the CPU; add the Python headers to the base" >&2; exit 1; }
-/opt/build/install/uv venv --quiet --no-config --no-python-downloads --python "$(command -v python3)" /opt/venv
+/opt/build/install/uv venv --quiet --no-cache --no-config --no-python-downloads --python "$(command -v python3)" /opt/venv
 sh /opt/build/install/times.sh /opt/venv
