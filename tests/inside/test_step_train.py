@@ -353,7 +353,7 @@ def test_cli_failures(
 def test_cli_null_becomes_the_same_command_under_the_null_gpu(
     nullgpu: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Replaced(Exception):
+    class Replaced(BaseException):
         pass
 
     seen: list[Any] = []
