@@ -177,15 +177,29 @@ class Recorder:
         """Called once `torch._inductor.runtime.triton_heuristics` is imported."""
         if self.limits is not None:
             _replace(module.CachingAutotuner, "bench", lambda original: self.inductor_bench)
+            _replace(module.CachingAutotuner, "benchmark_all_configs", self.note_inductor_choice)
+
+    def note_inductor_choice(self, benchmark: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps `CachingAutotuner.benchmark_all_configs`: reports the choice that becomes a `*.best_config`."""
+
+        def benchmarked(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+            scores = benchmark(tuner, *args, **kwargs)
+            tried = [
+                {"config": _config_dict(launcher.config), **vars(_facts_of(launcher)), "score": score}
+                for launcher, score in scores.items()
+            ]
+            self.write(
+                "choice", kernel=str(tuner.inductor_meta.get("kernel_name", "?")), key=[Path(tuner.filename or "?").stem],
+                chosen=_config_dict(min(scores, key=scores.get).config), configs=tried, how="static", kept=True, directory=None,
+                arch=tuner.device_props.cc,
+            )  # fmt: skip
+            return scores
+
+        return benchmarked
 
     def inductor_bench(self, tuner: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
         """Stands for `CachingAutotuner.bench`: a static score in place of a time. Scores compare like the lists of Triton's autotuner."""
-        facts = choice.KernelFacts(
-            registers=launcher.n_regs or 0,
-            spills=launcher.n_spills or 0,
-            shared=launcher.shared or 0,
-            warps=launcher.config.num_warps,
-        )
+        facts = _facts_of(launcher)
         assert self.limits is not None
         order = tuner.launchers.index(launcher) if launcher in tuner.launchers else 0
         first, second, third = choice.score(facts, self.limits, order)
@@ -293,6 +307,16 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         return made(*args, **kwargs)
 
     setattr(owner, name, replacement)
+
+
+def _facts_of(launcher: Any) -> choice.KernelFacts:
+    """What Inductor's launcher of one configuration knows of its kernel."""
+    return choice.KernelFacts(
+        registers=launcher.n_regs or 0,
+        spills=launcher.n_spills or 0,
+        shared=launcher.shared or 0,
+        warps=launcher.config.num_warps,
+    )
 
 
 def _config_dict(config: Any) -> dict[str, Any]:
