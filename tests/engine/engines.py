@@ -1,6 +1,7 @@
 """Docker Engines of a test's own, with nothing in them, beside the one that runs."""
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -12,20 +13,23 @@ from pathlib import Path
 import docker as sdk
 import pytest
 
-# Another dockerd than the installed one, for example a newer one with a BuildKit that rewrites times.
-DOCKERD = os.environ.get("BUILDER_TEST_DOCKERD") or shutil.which("dockerd") or shutil.which("dockerd", path="/usr/sbin")
+DOCKERD = shutil.which("dockerd") or shutil.which("dockerd", path="/usr/sbin")
+# A newer engine (26 or later: its BuildKit rewrites times and writes registry caches) and buildx, where they are not installed:
+# Debian 13 has both (docker.io, containerd and docker-buildx; unpacked with `dpkg -x` they run on Debian 12 too).
+NEWER = os.environ.get("BUILDER_TEST_DOCKERD", "")
+BUILDX = os.environ.get("BUILDER_TEST_BUILDX", "")
 
 
 @contextlib.contextmanager
-def clean_engine(folder: Path, *options: str) -> Iterator[str]:
+def clean_engine(folder: Path, dockerd: str | None = DOCKERD, **features: bool) -> Iterator[str]:
     """Start a Docker Engine without any image or cache, and without a network of its own; its DOCKER_HOST. Needs root."""
-    if os.geteuid() or not DOCKERD:
+    if os.geteuid() or not dockerd:
         pytest.skip("an engine of one's own needs root and dockerd")
     folder.mkdir(parents=True)
     running = tempfile.mkdtemp(prefix="engine-")  # short: paths of sockets may have 107 bytes
     socket = f"unix://{running}/docker.sock"
     argv = [
-        DOCKERD,
+        dockerd,
         "--host",
         socket,
         "--data-root",
@@ -35,10 +39,17 @@ def clean_engine(folder: Path, *options: str) -> Iterator[str]:
         "--pidfile",
         folder / "pid",
     ]
-    argv += ["--bridge=none", "--iptables=false", "--ip6tables=false", *options]
-    (folder / "daemon.json").write_text("{}")
+    # A bridge of its own: an engine that is told to have none removes docker0, which the engine beside it needs.
+    bridge = f"test{os.getpid() % 100000}"
+    subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
+    subprocess.run(["ip", "addr", "add", "198.18.0.1/24", "dev", bridge], check=True)
+    argv += [f"--bridge={bridge}", "--iptables=false", "--ip6tables=false"]
+    (folder / "daemon.json").write_text(json.dumps({"features": features}))
     with (folder / "log").open("w") as log:
-        daemon = subprocess.Popen([*argv, "--config-file", folder / "daemon.json"], stdout=log, stderr=log)
+        beside = f"{Path(dockerd).parents[1]}/bin:{os.environ['PATH']}:/usr/sbin"  # its own containerd first
+        daemon = subprocess.Popen(
+            [*argv, "--config-file", folder / "daemon.json"], stdout=log, stderr=log, env={**os.environ, "PATH": beside}
+        )
     try:
         deadline = time.monotonic() + 60
         while True:
@@ -57,4 +68,9 @@ def clean_engine(folder: Path, *options: str) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()
+        for mounted in (folder / "data", Path(running) / "run"):  # an engine that failed to start leaves its mounts
+            while subprocess.run(["umount", mounted], capture_output=True, check=False).returncode == 0:
+                pass
+        subprocess.run(["ip", "link", "delete", bridge], check=False)
+        shutil.rmtree(folder / "data", ignore_errors=True)
         shutil.rmtree(running, ignore_errors=True)
