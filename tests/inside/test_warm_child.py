@@ -116,6 +116,22 @@ def test_native_becomes_the_baseline(tmp_path: Path) -> None:
         assert "__AVX2__" in done.stdout
 
 
+def test_a_module_that_was_only_looked_for_is_still_watched(tmp_path: Path) -> None:
+    """torch asks `find_spec("triton")` long before it imports it."""
+    (tmp_path / "watched.py").write_text("value = 1")
+    code = (
+        f"import sys, importlib.util; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from blackwell.warm.recorder import _AfterImport\n"
+        "seen = []\n"
+        "sys.meta_path.insert(0, _AfterImport({'watched': lambda module: seen.append(module.value)}))\n"
+        "assert importlib.util.find_spec('watched') is not None and importlib.util.find_spec('watched') is not None\n"
+        "import watched, importlib\n"
+        "importlib.reload(watched)\n"
+        "assert seen == [1], seen"
+    )
+    subprocess.run([sys.executable, "-c", code], env=BASE, check=True, timeout=30)
+
+
 def test_interrupted_work_leaves_no_process(tmp_path: Path) -> None:
     """As when a build is cancelled: the command gets SIGTERM while a program runs."""
     code = (

@@ -280,20 +280,29 @@ class _AfterImport:
 
     def __init__(self, hooks: Mapping[str, Callable[[ModuleType], None]]) -> None:
         self._hooks = dict(hooks)
+        self._asking = threading.local()
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The spec that the other finders give, with the hook behind its loader."""
-        hook = self._hooks.pop(name, None)
-        if hook is None:
+        """The spec that the other finders give, with the hook behind its loader.
+
+        Also called by programs that only ask whether a module exists, so a hook is used up by loading, not by finding.
+        """
+        if name not in self._hooks or getattr(self._asking, "name", None) == name:
             return None
-        spec = importlib.util.find_spec(name)
+        self._asking.name = name
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking.name = None
         if spec is None or spec.loader is None:
             return spec
         load = spec.loader.exec_module
 
         def load_then_call(module: ModuleType) -> None:
             load(module)
-            hook(module)
+            hook = self._hooks.pop(name, None)
+            if hook is not None:
+                hook(module)
 
         spec.loader.exec_module = load_then_call  # type: ignore[method-assign]
         return spec
