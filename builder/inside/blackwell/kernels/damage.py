@@ -88,9 +88,9 @@ def _effect(relative: str, kind: str) -> str:
     """The worst effect seen on any Triton from 3.6.0 to 3.9.0 (tests/inside/test_kernels_damage.py)."""
     name = Path(relative).name
     if relative.startswith(INDUCTOR + "/"):
-        if name.endswith((".py", ".so", ".cpp", ".h")):
-            return RECOMPILES if kind == "missing" else RAISES
-        return RECOMPILES
+        if kind == "missing":
+            return RECOMPILES
+        return RAISES if name.endswith(".py") else CRASHES if name.endswith(".so") else RECOMPILES
     if name.startswith(GROUP_PREFIX):
         return RECOMPILES if kind == "missing" else RAISES
     if name.endswith(".autotune.json"):
