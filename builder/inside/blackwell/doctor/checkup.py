@@ -94,7 +94,9 @@ def check_up(*, quick: bool = False, judge_gpu: bool = True, limit: float | None
     begin = time.monotonic()
     checks = [check for check in CHECKS if check.quick or not quick]
     seen = _image(Seen(environment=dict(os.environ), judge_gpu=judge_gpu))
-    total = limit or (LIMIT_QUICK if quick else LIMIT_WITHOUT_GPU)
+    usual = LIMIT_QUICK if quick else LIMIT_WITHOUT_GPU
+    total = limit or usual
+    scale = max(1.0, total / usual)  # who gives more time, on a slow machine, gives it to every check
     answers: dict[str, Checked] = {}
 
     import_probe = None if quick else bounded.start(imports.look)
@@ -102,19 +104,19 @@ def check_up(*, quick: bool = False, judge_gpu: bool = True, limit: float | None
         gpu_probe = bounded.start(gpus.look)
         independent = [check for check in checks if not check.needs]
         children = [_start(check, seen) for check in independent]
-        seen = replace(seen, gpus=_gpu_report(bounded.collect([gpu_probe], [min(GPU_PROBE, total * 0.6)])[0]))
+        seen = replace(seen, gpus=_gpu_report(bounded.collect([gpu_probe], [min(GPU_PROBE * scale, total * 0.6)])[0]))
         if seen.gpus.gpus and limit is None and not quick and judge_gpu:
             total = LIMIT_WITH_GPU
         left = total - (time.monotonic() - begin)
-        answers |= _answers([c for c in checks if c.needs == _NEEDS_GPUS], None, seen, left)
-        answers |= _answers(independent, children, seen, total)
+        answers |= _answers([c for c in checks if c.needs == _NEEDS_GPUS], None, seen, scale, left)
+        answers |= _answers(independent, children, seen, scale, total)
         if import_probe is not None:
             several = len(seen.gpus.gpus) > 1 and judge_gpu
             bound = total - RESERVE - (PEERS_SECONDS if several else 0.0)
             seen = replace(seen, imports=_stages(bounded.collect([import_probe], [max(bound, 1.0)])[0]))
             import_probe = None
             left = total - (time.monotonic() - begin)
-            answers |= _answers([c for c in checks if c.needs == _NEEDS_IMPORTS], None, seen, left)
+            answers |= _answers([c for c in checks if c.needs == _NEEDS_IMPORTS], None, seen, scale, left)
     finally:
         if import_probe is not None:
             bounded.collect([import_probe], [0.0])
@@ -136,11 +138,11 @@ def _start(check: Check, seen: Seen) -> bounded.Running:
 
 
 def _answers(
-    checks: Sequence[Check], children: Sequence[bounded.Running] | None, seen: Seen, left: float
+    checks: Sequence[Check], children: Sequence[bounded.Running] | None, seen: Seen, scale: float, left: float
 ) -> Mapping[str, Checked]:
     """Collect started checks, or start them now, each within its bound and none beyond `left` seconds."""
     running = children if children is not None else [_start(check, seen) for check in checks]
-    outcomes = bounded.collect(running, [max(0.2, min(check.seconds, left)) for check in checks])
+    outcomes = bounded.collect(running, [max(0.2, min(check.seconds * scale, left)) for check in checks])
     return {check.name: _checked(check, outcome) for check, outcome in zip(checks, outcomes, strict=True)}
 
 
