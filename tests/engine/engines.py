@@ -22,7 +22,7 @@ BUILDX = os.environ.get("BUILDER_TEST_BUILDX", "")
 
 @contextlib.contextmanager
 def clean_engine(folder: Path, dockerd: str | None = DOCKERD, **features: bool) -> Iterator[str]:
-    """Start a Docker Engine without any image or cache, and without a network of its own; its DOCKER_HOST. Needs root."""
+    """Start a Docker Engine without any image or cache; its DOCKER_HOST. Builds on it need the host's network. Needs root."""
     if os.geteuid() or not dockerd:
         pytest.skip("an engine of one's own needs root and dockerd")
     folder.mkdir(parents=True)

@@ -1,0 +1,97 @@
+"""`builder bake`'s file through the real buildx, on two separate engines with a registry between them."""
+
+import json
+import re
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder import bake, build
+from builder.engine.process import run
+from builder.engine.registry import Repository
+from tests.engine import registries
+from tests.engine.conftest import Small
+from tests.engine.engines import BUILDX, NEWER, clean_engine
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (NEWER and BUILDX),
+        reason="needs Docker 26 or newer and buildx: set BUILDER_TEST_DOCKERD and BUILDER_TEST_BUILDX to their programs",
+    ),
+]
+
+
+def thin(rootfs: Path, folder: Path) -> Path:
+    """The base without the inside of its compiler and other bulk, which these builds don't use: they are about the engines."""
+    bulk = re.compile(
+        r"\./usr/(lib|libexec)/gcc/.*|\./usr/share/.*|.*\.a|.*/lib(gprof|bfd|opcodes|asan|tsan|lsan|hwasan|ubsan).*"
+    )
+    with tarfile.open(rootfs) as source, tarfile.open(folder / "thin.tar", "w") as target:
+        for member in source:
+            if not bulk.fullmatch(member.name):
+                target.addfile(member, source.extractfile(member) if member.isreg() else None)
+    return folder / "thin.tar"
+
+
+def file_for(small: Small, folder: Path, to: str, cache: str) -> dict[str, Any]:
+    """The bake file of a small image, as `builder bake` makes it once fingerprint and report are known.
+
+    Its target is the stage `libraries`: the later ones need torch.
+    """
+    folder.mkdir(parents=True)
+    build.write_context(folder / "context", small.work(), thin(small.rootfs, folder), small.uv)
+    secrets = {k: p for k, p in build.secrets_of(run, folder).items() if p.stat().st_size}
+    job = bake.Job(
+        image=small.image,
+        context=folder / "context",
+        answers=folder / "answers",
+        epoch=small.lock.epoch,
+        secrets=secrets,
+        fingerprint="0123456789abcdef",
+        labels={"io.blackwell.id": small.image.id},
+    )
+    made = bake.bake([job], to=to, cache=cache)
+    assert list(made["group"]) == list(bake.GROUPS)
+    made["target"][bake.name(small.image)]["target"] = "libraries"
+    return made
+
+
+def baked(host: str, made: Mapping[str, Any], folder: Path) -> str:
+    """Bake the group `image` on the engine at `host`; returns what buildx said."""
+    (folder / "bake.json").write_text(json.dumps(made))
+    said: list[str] = []
+    # An engine of a test's own has only the host's network; a bake file can't say that before buildx 0.15, a Compose file can.
+    services = {
+        key: {"build": {"context": target["context"], "network": "host"}} for key, target in made["target"].items()
+    }
+    (folder / "network.yaml").write_text(json.dumps({"services": services}))
+    argv = [BUILDX, "bake", "--progress", "plain", "-f", folder / "bake.json", "-f", folder / "network.yaml", "image"]
+    run(argv, env={"DOCKER_HOST": host, "DOCKER_CONFIG": str(folder)}, on_line=said.append)
+    return "\n".join(said)
+
+
+def test_two_engines_bake_one_digest_and_a_third_bakes_from_the_cache(small: Small, tmp_path: Path) -> None:
+    (tmp_path / "registry").mkdir()
+    with registries.serving(tmp_path / "registry") as registry:
+        digests = []
+        for name in ("one", "two"):
+            to = f"{registry.host}/{name}"
+            made = file_for(small, tmp_path / name / "files", to, f"{registry.host}/cache-{name}")
+            printed = json.loads(run([BUILDX, "bake", "-f", "-", "--print", "image"], text=json.dumps(made)))
+            assert list(printed["target"]) == [bake.name(small.image)]
+            with clean_engine(tmp_path / name / "engine", NEWER, **{"containerd-snapshotter": True}) as host:
+                baked(host, made, tmp_path / name)
+            repository = Repository(name=to, access=registry.access, run=run)
+            manifest = json.loads(repository.manifest(small.image.id) or b"{}")
+            digests.append((manifest["config"]["digest"], [layer["digest"] for layer in manifest["layers"]]))
+        assert digests[0] == digests[1]
+
+        made = file_for(small, tmp_path / "three" / "files", f"{registry.host}/three", f"{registry.host}/cache-one")
+        with clean_engine(tmp_path / "three" / "engine", NEWER, **{"containerd-snapshotter": True}) as host:
+            said = baked(host, made, tmp_path / "three")
+        ran = [line for line in said.splitlines() if "RUN" in line and line.startswith("#")]
+        assert len(ran) >= 3 and said.count("CACHED") >= len(ran)
