@@ -138,7 +138,7 @@ def test_interrupted_work_leaves_no_process(tmp_path: Path) -> None:
         "import sys, threading, signal\n"
         "from blackwell.warm import child, engine\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
-        f"sleeper = [sys.executable, '-c', 'import os, sys, time; open(sys.argv[1], \"w\").write(str(os.getpid())); time.sleep(600)', sys.argv[1]]\n"
+        "sleeper = [sys.executable, '-c', 'import os, sys, time; open(sys.argv[1], \"w\").write(str(os.getpid())); time.sleep(600)', sys.argv[1]]\n"
         "import os\n"
         "engine._side_by_side(lambda card: child.run(sleeper, dict(os.environ), card=card, timeout=500, limits=None), ['a'], 1)\n"
     )
