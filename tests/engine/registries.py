@@ -19,7 +19,8 @@ from builder.engine import docker
 from builder.engine.process import run
 from builder.engine.skopeo import Access
 from builder.values import Image, Lock
-from builder.verify import TestResult, Verdict
+from builder.verify import TestResult as Result
+from builder.verify import Verdict
 
 USER, PASSWORD = "ci", "not-a-real-password"
 
@@ -142,7 +143,7 @@ def tiny_image(engine: docker.Engine, image: Image, locked: Lock, folder: Path, 
 def verdict(image: Image, digest: str, locked: Lock, outcome: str = "passed") -> Path:
     """Keep a verdict with one test of this outcome."""
     made = Verdict(
-        id=image.id, digest=digest, lock=locked.checksum, tests=(TestResult(name="t", outcome=outcome, seconds=0.1),)
+        id=image.id, digest=digest, lock=locked.checksum, tests=(Result(name="t", outcome=outcome, seconds=0.1),)
     )
     path = flow.verdict_path(digest)
     path.parent.mkdir(parents=True, exist_ok=True)
