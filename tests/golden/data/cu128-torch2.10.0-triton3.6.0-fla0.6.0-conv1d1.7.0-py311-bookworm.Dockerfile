@@ -93,7 +93,8 @@ FROM libraries AS nullgpu
 COPY inside/nullgpu /opt/blackwell/inside/nullgpu
 RUN python /opt/blackwell/inside/nullgpu/build.py --site /opt/venv/lib/python3.11/site-packages --out /opt/blackwell/nullgpu/lib
 
-# ---- inside: our own commands, facts and constraints; the environment that warming and jobs share
+# ---- inside: our own commands, facts and constraints; the environment that warming and jobs share.
+# VEC_ISA_OK and CPU_CAPABILITY are in Inductor's key: without them a machine with another processor, or without a compiler, misses.
 FROM runtime AS inside
 COPY --from=nullgpu /opt/blackwell/nullgpu /opt/blackwell/nullgpu
 COPY inside/blackwell /opt/blackwell/inside/blackwell
@@ -107,6 +108,9 @@ ENV BLACKWELL_CACHE=/opt/blackwell/cache/${FINGERPRINT} \
     TRITON_CACHE_DIR=/opt/blackwell/cache/${FINGERPRINT}/triton \
     TORCHINDUCTOR_CACHE_DIR=/opt/blackwell/cache/${FINGERPRINT}/inductor \
     FLA_TILELANG=0 \
+    TRITON_CACHE_AUTOTUNING=1 \
+    TORCHINDUCTOR_VEC_ISA_OK=1 \
+    ATEN_CPU_CAPABILITY=avx2 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     PIP_CONSTRAINT=/opt/blackwell/constraints.txt \
