@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -15,22 +16,33 @@ HERE = Path(__file__).resolve().parent
 
 
 class _TruthAfterTorch:
-    """Import hook that wraps the loader of `torch`, once."""
+    """Import hook behind the loader of `torch`.
+
+    Programs that only ask whether torch exists call it too (transformers does), so the hook is used up by loading alone.
+    """
+
+    def __init__(self) -> None:
+        self._asking = threading.local()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch":
+        if name != "torch" or getattr(self._asking, "now", False):
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        self._asking.now = True
+        try:
+            spec = importlib.util.find_spec("torch")
+        finally:
+            self._asking.now = False
         if spec is None or spec.loader is None:
             return spec
         load = spec.loader.exec_module
 
         def load_then_install(module: ModuleType) -> None:
             load(module)
-            _load("integer_truth", HERE.parent / "integer_truth.py").install()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _load("integer_truth", HERE.parent / "integer_truth.py").install()
 
         spec.loader.exec_module = load_then_install  # type: ignore[method-assign]
         return spec
