@@ -15,8 +15,8 @@ from builder.values import Image
 
 GROUPS = ("fingerprint", "report", "image")
 # BuildKit gives files the time of the lock, so that two builds of a lock have one digest; from 0.13 on, older ones ignore it.
-# A Docker Engine with containerd's image store would unpack the result, which BuildKit refuses together with that.
-OUTPUT = "type=image,push=true,oci-mediatypes=true,compression={compression},rewrite-timestamp=true,unpack=false"
+# A Docker Engine as builder refuses it, since it unpacks what it makes ("conflicts with unpack"); BuildKit builders don't.
+OUTPUT = "type=image,push=true,oci-mediatypes=true,compression={compression},rewrite-timestamp=true"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """`builder bake`'s file through the real buildx, on two separate engines with a registry between them."""
 
+import io
 import json
 import re
 import tarfile
@@ -11,7 +12,6 @@ import pytest
 
 from builder import bake, build
 from builder.engine.process import run
-from builder.engine.registry import Repository
 from tests.engine import registries
 from tests.engine.conftest import Small
 from tests.engine.engines import BUILDX, NEWER, clean_engine
@@ -56,8 +56,20 @@ def file_for(small: Small, folder: Path, to: str, cache: str) -> dict[str, Any]:
     )
     made = bake.bake([job], to=to, cache=cache)
     assert list(made["group"]) == list(bake.GROUPS)
-    made["target"][bake.name(small.image)]["target"] = "libraries"
+    target = made["target"][bake.name(small.image)]
+    target["target"] = "libraries"
+    # A Docker Engine as builder can't push with rewritten times; what it would push goes into an archive.
+    assert target["output"][0].startswith("type=image,push=true,")
+    target["output"] = [target["output"][0].replace("type=image,push=true", f"type=oci,dest={folder}/image.tar")]
     return made
+
+
+def manifest_of(archive: Path) -> dict[str, Any]:
+    """The manifest in the archive of an OCI layout."""
+    with tarfile.open(archive) as tar:
+        index = json.load(tar.extractfile("index.json") or io.BytesIO())
+        digest = index["manifests"][0]["digest"].replace(":", "/")
+        return dict(json.load(tar.extractfile(f"blobs/{digest}") or io.BytesIO()))
 
 
 def baked(host: str, made: Mapping[str, Any], folder: Path) -> str:
@@ -85,9 +97,8 @@ def test_two_engines_bake_one_digest_and_a_third_bakes_from_the_cache(small: Sma
             assert list(printed["target"]) == [bake.name(small.image)]
             with clean_engine(tmp_path / name / "engine", NEWER, **{"containerd-snapshotter": True}) as host:
                 baked(host, made, tmp_path / name)
-            repository = Repository(name=to, access=registry.access, run=run)
-            manifest = json.loads(repository.manifest(small.image.id) or b"{}")
-            digests.append((manifest["config"]["digest"], [layer["digest"] for layer in manifest["layers"]]))
+            digests.append(manifest_of(tmp_path / name / "files" / "image.tar"))
+        assert len(digests[0]["layers"]) == 3
         assert digests[0] == digests[1]
 
         made = file_for(small, tmp_path / "three" / "files", f"{registry.host}/three", f"{registry.host}/cache-one")
