@@ -158,3 +158,11 @@ def test_damaged_cache_is_counted_and_repair_named(image: Image, fast: dict[str,
     assert verdict == "fail"
     assert "blackwell kernels repair" in text
     shutil.rmtree(entry)
+
+
+def test_user_without_a_name_is_told_what_to_set(image: Image, tmp_path: Path) -> None:
+    """What torch's Inductor raises at import under a random user id; the real one is tested in a container."""
+    variables = shadow(image, tmp_path, "torch", "raise OSError('No username set in the environment')")
+    verdict, text = image.doctor("--no-gpu", **variables)["torch"]
+    assert verdict == "fail"
+    assert "set USER to any word" in text

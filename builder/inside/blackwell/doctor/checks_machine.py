@@ -55,7 +55,7 @@ def image(seen: Seen) -> Finding:
 
 
 def known_bad(seen: Seen) -> Finding:
-    """What the matrix's rules said of these versions when the image was made: notes, not findings about this machine."""
+    """What the matrix's rules said of these versions when the image was made: notes, nothing about this machine."""
     names = [str(rule["id"]) for rule in (seen.facts or {}).get("rules", ())]
     if not names:
         return passed("nothing is known against these versions")

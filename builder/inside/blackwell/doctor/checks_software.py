@@ -19,6 +19,9 @@ REINSTALL = (
 
 SLOW = "a slow disk or a busy machine? `blackwell doctor --limit 120` gives imports more time"
 
+NAMELESS_ERROR = "No username set"
+NAMELESS = "this user id has no name, and torch's Inductor asks for it at import: set USER to any word"
+
 
 def normalize(name: str) -> str:
     """A distribution's name as PEP 503 compares it."""
@@ -93,7 +96,7 @@ def _import(seen: Seen, stage_name: str, library: str, todo: str) -> Stage | Fin
     if stage.slow:
         return warned(f"{library}: {stage.error} while importing it", SLOW)
     if stage.error:
-        return failed(f"{library} doesn't import: {stage.error}", todo)
+        return failed(f"{library} doesn't import: {stage.error}", NAMELESS if NAMELESS_ERROR in stage.error else todo)
     return stage
 
 
@@ -141,7 +144,8 @@ def fla(seen: Seen) -> Finding:
         return flags
     whole = seen.imports["fla"]
     if whole.error and whole.reached and not whole.slow:
-        return failed(f"FLA doesn't import: {whole.error}", REINSTALL)
+        todo = NAMELESS if NAMELESS_ERROR in whole.error else REINSTALL
+        return failed(f"FLA doesn't import: {whole.error}", todo)
     if whole.facts and (found := _same(whole.facts, seen.version("fla"), "FLA")).verdict != "pass":
         return found
     # `import fla` loads all of its models, several times as long as torch: its flags alone are enough to judge by.
