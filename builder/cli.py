@@ -15,7 +15,7 @@ from builder.engine import docker, host, sizes
 from builder.engine.process import run
 from builder.errors import BuilderError, InterruptedBuildError, VerifyError
 from builder.options import OUT, as_json, request_of, say, selection
-from builder.show import answer, describe, image_table, layer_table, markdown_rows, time_table
+from builder.show import answer, describe, image_table, layer_names, layer_table, markdown_rows, time_table
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -151,7 +151,7 @@ def build_(json_: bool, **options: Any) -> None:
         )
         return
     OUT.print(image_table(image))
-    OUT.print(layer_table(layers))
+    OUT.print(layer_table(layers, layer_names(layers, flow.read_lock(project, image))))
     OUT.print(time_table(result.seconds) if result.built else "unchanged: nothing was built")
     OUT.print(f"run it: docker run --rm -it --gpus all {image.tag}", markup=False, soft_wrap=True)
 

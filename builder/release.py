@@ -192,7 +192,7 @@ def report_of(run: Runner, project: Project, image: Image, benchmark: str, say: 
         labels=subject.labels,
         verdict=subject.verdict,
         layers=layers,
-        layer_names=[show.layer_name(layer.created_by) for layer in layers],
+        layer_names=show.layer_names(layers, subject.lock),
         cards=cards_for(project.inside, image.capabilities),
         warm=subject.warm(),
         bill=sbom.make(image, subject.lock, subject.digest, subject.contents.texts, version("builder")),

@@ -9,7 +9,8 @@ import click
 from rich.table import Table
 
 from builder.engine.sizes import Layer
-from builder.values import Image
+from builder.layout import ORDER
+from builder.values import Image, Lock
 
 
 def answer(value: Any) -> None:
@@ -48,22 +49,39 @@ def image_table(image: Image) -> Table:
     return table
 
 
-def layer_name(created_by: str) -> str:
-    """A layer's step in a few words."""
-    if layer := re.search(r"layers/(\w+)", created_by):
-        return layer[1]
-    words = re.sub(r"--mount=\S+\s*|/bin/sh -c|#.*|\s{2,}", " ", created_by).strip()
-    return words[:60] or "-"
+# What a build step's command tells of its layer. The steps that install distributions all look alike; their order names them.
+LAYER_NAMES = (
+    ("rootfs.tar", "base"),
+    ("python.sh", "virtual environment"),
+    ("wheels.sh", "extensions"),
+    ("/nullgpu", "null GPU"),
+    ("inside/blackwell", "blackwell command"),
+    ("entrypoint", "entrypoint"),
+    ("facts/", "facts and lock"),
+    ("finish.sh", "start-up hook"),
+    ("/cache", "warm kernel cache"),
+)
 
 
-def layer_table(layers: Sequence[Layer]) -> Table:
-    """Sizes by layer, in MB (10^6 bytes), with a sum."""
+def layer_names(layers: Sequence[Layer], lock: Lock) -> list[str]:
+    """What each layer of an image is, in a word or two; for an unknown step its command."""
+    installed = iter([name for name in ORDER if lock.layer(name) and name != "extensions"])
+    names = []
+    for layer in layers:
+        known = next((name for mark, name in LAYER_NAMES if mark in layer.created_by), "")
+        if "install.sh" in layer.created_by:
+            known = next(installed, "")
+        words = " ".join(re.sub(r"--mount=\S+|/bin/sh -c|#.*", "", layer.created_by).split())
+        names.append(known or words[:60] or "-")
+    return names
+
+
+def layer_table(layers: Sequence[Layer], names: Sequence[str]) -> Table:
+    """Sizes by layer, in MB (10^6 bytes), with a sum. names: of the layers."""
     kinds = sorted(layers[0].compressed, reverse=True) if layers else []
     table = Table("layer", "size", *kinds, box=None, pad_edge=False)
-    for layer in layers:
-        table.add_row(
-            layer_name(layer.created_by), megabytes(layer.size), *(megabytes(layer.compressed[k]) for k in kinds)
-        )
+    for layer, name in zip(layers, names, strict=True):
+        table.add_row(name, megabytes(layer.size), *(megabytes(layer.compressed[k]) for k in kinds))
     sums = (megabytes(sum(x.compressed[k] for x in layers)) for k in kinds)
     table.add_row("all", megabytes(sum(x.size for x in layers)), *sums)
     return table
@@ -84,12 +102,17 @@ def megabytes(size: float) -> str:
 
 def markdown_rows(rows: Sequence[tuple[Image, bool]]) -> str:
     """A Markdown table of images: (image, is it what its Triton prefix means by default)."""
-    lines = ["| ask for | CUDA | torch | Triton | FLA | causal-conv1d | Python | NVIDIA driver | known issues |", "|---|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| ask for | CUDA | torch | Triton | FLA | causal-conv1d | Python | NVIDIA driver | known issues |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for image, default in rows:
         v = image.versions
         triton = v["triton"] + (f" (torch pins {image.stack.triton_pin})" if image.stack.override else "")
         short = ".".join(v["triton"].split(".")[:2])
         ask = f"`make image TRITON={short}`" if default else f"`make image ID={image.lock_name}`"
         warnings = ", ".join(f"[{r.id}]({r.url})" for r in image.warnings) or "-"
-        lines.append(f"| {ask} | {v['cuda']} | {v['torch']} | {triton} | {v['fla']} | {v['conv1d']} | {v['python']} | {image.stack.driver_floor} | {warnings} |")
+        lines.append(
+            f"| {ask} | {v['cuda']} | {v['torch']} | {triton} | {v['fla']} | {v['conv1d']} | {v['python']} | {image.stack.driver_floor} | {warnings} |"
+        )
     return "\n".join(lines) + "\n"

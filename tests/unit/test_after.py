@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from builder import arch, bake, diff, flow, lock, plan, report, sbom
+from builder import arch, bake, diff, flow, lock, plan, report, sbom, show
 from builder.engine import contents
 from builder.engine.contents import Contents, Entry
 from builder.engine.sizes import Layer
@@ -228,3 +228,18 @@ def test_the_bake_file_grows_with_what_is_known(matrix: Matrix) -> None:
     assert "rewrite-timestamp=true" in target["output"][0] and target["secret"] == ["id=ca,src=/s/ca"]
     assert all(re.fullmatch(r"[A-Za-z0-9_-]+", name) for name in found["target"])
     assert "cache-to" not in made(whole)["target"][bake.name(images[0])]
+
+
+def test_layers_are_named_by_their_steps(material: report.Material) -> None:
+    steps = ["ADD rootfs.tar / # buildkit", "RUN /bin/sh -c sh /opt/build/install/python.sh 3.13"]
+    steps += ["RUN /bin/sh -c sh /opt/build/install/install.sh /opt/layer # buildkit"] * 4
+    steps += ["RUN /bin/sh -c sh /opt/build/extensions/wheels.sh /opt/wheels", *steps[2:4]]
+    steps += [
+        "COPY facts/ /opt/blackwell/ # buildkit",
+        "COPY /opt/blackwell/cache /opt/blackwell/cache # buildkit",
+        "RUN /bin/sh -c true",
+    ]
+    layers = [Layer(digest=str(n), size=1, compressed={}, created_by=step) for n, step in enumerate(steps)]
+    assert show.layer_names(layers, material.lock) == [
+        "base", "virtual environment", "cuda", "cudnn", "triton", "torch", "extensions", "python", "fla", "facts and lock", "warm kernel cache", "RUN true",
+    ]  # fmt: skip
