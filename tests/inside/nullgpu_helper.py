@@ -57,7 +57,7 @@ def section_results() -> dict[str, tuple[bool, str]]:
     """Every section of nullgpu_sections.py, run once in forks of one process on two null B200s."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "results.json"
-        said = run_under("NVIDIA B200", [str(HERE / "nullgpu_sections.py"), str(out)], count=2, seconds=1500)
+        said = run_under("NVIDIA B200", [str(HERE / "nullgpu_sections.py"), str(out)], count=2, seconds=3000)
         assert out.is_file(), said
         results: dict[str, tuple[bool, str]] = json.loads(out.read_text())
     return results

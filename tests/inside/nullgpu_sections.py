@@ -3,6 +3,7 @@
 A section fails by raising. Values of floats are never checked: no kernel runs. Shapes, integers, devices and errors are.
 """
 
+import faulthandler
 import io
 import os
 import sys
@@ -624,6 +625,8 @@ def run_forked(name: str, seconds: int) -> tuple[bool, str]:
         os.close(read)
         os.dup2(write, 1)
         os.dup2(write, 2)
+        torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+        faulthandler.dump_traceback_later(seconds - 5)  # says where a section hangs
         try:
             SECTIONS[name]()
             os.write(write, b"\nPASSED")
@@ -647,6 +650,9 @@ def run_forked(name: str, seconds: int) -> tuple[bool, str]:
 if __name__ == "__main__":
     import json
 
-    results = {name: run_forked(name, 120) for name in (sys.argv[2:] or SECTIONS)}
+    results = {}
+    for section in sys.argv[2:] or SECTIONS:
+        results[section] = run_forked(section, 600)
+        print(section, results[section][0], flush=True)
     Path(sys.argv[1]).write_text(json.dumps(results))
     os._exit(0)

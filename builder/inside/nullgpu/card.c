@@ -1,4 +1,5 @@
-/* The card: read from the environment once, before anything else of the process runs. Also the log and the error texts. */
+/* The card: read from the environment once, before anything else of the process runs. Also the log and the error texts.
+ */
 #define _GNU_SOURCE
 #include "nullgpu.h"
 #include <stdarg.h>
@@ -47,7 +48,8 @@ void ng_log(int level, const char *format, ...)
   va_end(arguments);
 }
 
-/* NULLGPU_CARD is "name=NVIDIA B200;memory=...;driver=13000;75=10;76=0;...": attribute numbers are those of CUdevice_attribute. */
+/* NULLGPU_CARD is "name=NVIDIA B200;memory=...;driver=13000;75=10;76=0;...": attribute numbers are those of
+ * CUdevice_attribute. */
 static void read_card(const char *text)
 {
   char *copy = strdup(text);
@@ -84,7 +86,8 @@ __attribute__((constructor(101))) static void start(void)
   if (!profile)
     die("switched on without a card (NULLGPU_CARD is not set)", "");
   /* Beside a real NVIDIA driver somebody could take these results for a real run's. */
-  if ((!access("/dev/nvidia0", F_OK) || !access("/proc/driver/nvidia/version", F_OK)) && !ng_setting("BLACKWELL_NULLGPU_BESIDE_DRIVER", 0))
+  if ((!access("/dev/nvidia0", F_OK) || !access("/proc/driver/nvidia/version", F_OK)) &&
+      !ng_setting("BLACKWELL_NULLGPU_BESIDE_DRIVER", 0))
     die("a real NVIDIA driver is visible here; set BLACKWELL_NULLGPU_BESIDE_DRIVER=1 to run beside it", "");
   read_card(profile);
   card.count = (int)ng_setting("NULLGPU_COUNT", 1);

@@ -1,5 +1,6 @@
-/* Loaded modules. What a kernel needs (registers, stack, shared memory, threads) is read from the cubin's ELF, so that resource checks of
- * Triton and Inductor see what the NVIDIA driver would report. Layout of `.nv.info`: nvidia's cuobjdump -elf prints the same records. */
+/* Loaded modules. What a kernel needs (registers, stack, shared memory, threads) is read from the cubin's ELF, so that
+ * resource checks of Triton and Inductor see what the NVIDIA driver would report. Layout of `.nv.info`: nvidia's
+ * cuobjdump -elf prints the same records. */
 #define _GNU_SOURCE
 #include "nullgpu.h"
 #include <elf.h>
@@ -10,13 +11,14 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Records of .nv.info and .nv.compat: one byte format, one byte attribute, then a byte, a half word, or a size and that many bytes. */
+/* Records of .nv.info and .nv.compat: one byte format, one byte attribute, then a byte, a half word, or a size and that
+ * many bytes. */
 enum { FORMAT_SIZED = 4 };
 enum { INFO_MAX_THREADS = 0x05, INFO_REQUIRED_THREADS = 0x10, INFO_FRAME_SIZE = 0x11, INFO_REGISTERS = 0x2f };
 enum { COMPAT_ACCELERATOR = 0x09 };
 
-/* From compute capability 9.0 on a block's first 1024 bytes of shared memory are the system's; the section's size counts them, the NVIDIA
- * driver's answer does not. */
+/* From compute capability 9.0 on a block's first 1024 bytes of shared memory are the system's; the section's size
+ * counts them, the NVIDIA driver's answer does not. */
 enum { RESERVED_SHARED = 1024 };
 
 /* e_flags: with ABI version 8 bits 8-15 are the architecture and bit 3 says "a"; before, bits 0-7 and bit 11. */
@@ -24,17 +26,17 @@ enum { NEW_ABI = 8, NEW_SPECIFIC = 0x8, OLD_SPECIFIC = 0x800 };
 
 enum { WARP = 32, REGISTER_UNIT = 256, WARP_UNIT = 4 };
 enum { /* CUdevice_attribute */
-  MAX_THREADS_PER_BLOCK = 1,
-  MAX_BLOCK_X = 2, /* then y and z */
-  MAX_GRID_X = 5,
-  SHARED_PER_BLOCK = 8,
-  REGISTERS_PER_BLOCK = 12,
-  THREADS_PER_SM = 39,
-  SHARED_PER_SM = 81,
-  REGISTERS_PER_SM = 82,
-  SHARED_OPT_IN = 97,
-  BLOCKS_PER_SM = 106,
-  RESERVED_PER_BLOCK = 111,
+       MAX_THREADS_PER_BLOCK = 1,
+       MAX_BLOCK_X = 2, /* then y and z */
+       MAX_GRID_X = 5,
+       SHARED_PER_BLOCK = 8,
+       REGISTERS_PER_BLOCK = 12,
+       THREADS_PER_SM = 39,
+       SHARED_PER_SM = 81,
+       REGISTERS_PER_SM = 82,
+       SHARED_OPT_IN = 97,
+       BLOCKS_PER_SM = 106,
+       RESERVED_PER_BLOCK = 111,
 };
 
 struct ng_image {
@@ -112,7 +114,8 @@ static int runs_here(const char *data)
   unsigned flags = header->e_flags;
   int architecture = header->e_ident[EI_ABIVERSION] < NEW_ABI ? (int)(flags & 0xff) : (int)(flags >> 8 & 0xff);
   int card = ng_architecture();
-  int fits = accelerator_specific(data) ? architecture == card : architecture / 10 == card / 10 && architecture % 10 <= card % 10;
+  int fits = accelerator_specific(data) ? architecture == card
+                                        : architecture / 10 == card / 10 && architecture % 10 <= card % 10;
   if (!fits)
     ng_log(1, "cubin for sm_%d does not run on sm_%d", architecture, card);
   return fits;
@@ -321,10 +324,12 @@ int ng_blocks_per_sm(const struct ng_kernel *kernel, int threads, size_t dynamic
 }
 
 /* In the order of the NVIDIA driver's answers: shapes and limits first, registers last. */
-int ng_check_launch(const struct ng_kernel *kernel, const unsigned grid[3], const unsigned block[3], unsigned dynamic_shared)
+int ng_check_launch(const struct ng_kernel *kernel, const unsigned grid[3], const unsigned block[3],
+                    unsigned dynamic_shared)
 {
   for (int i = 0; i < 3; i++) {
-    if (!grid[i] || !block[i] || grid[i] > (unsigned)ng_attribute(MAX_GRID_X + i) || block[i] > (unsigned)ng_attribute(MAX_BLOCK_X + i))
+    if (!grid[i] || !block[i] || grid[i] > (unsigned)ng_attribute(MAX_GRID_X + i) ||
+        block[i] > (unsigned)ng_attribute(MAX_BLOCK_X + i))
       return NG_INVALID_VALUE;
     if (kernel->required_block[0] && block[i] != kernel->required_block[i])
       return NG_INVALID_VALUE;

@@ -30,11 +30,11 @@ void cudnnGetLastErrorString(char *text, size_t size)
     strncpy(text, ng_error_text(NG_NOT_SUPPORTED), size - 1)[size - 1] = 0;
 }
 
-#define CREATE(name, type)                                                                                                                            \
-  cudnnStatus_t name(type *handle)                                                                                                             \
-  {                                                                                                                                                   \
-    *handle = ng_handle();                                                                                                                            \
-    return CUDNN_STATUS_SUCCESS;                                                                                                                                  \
+#define CREATE(name, type)                                                                                             \
+  cudnnStatus_t name(type *handle)                                                                                     \
+  {                                                                                                                    \
+    *handle = ng_handle();                                                                                             \
+    return CUDNN_STATUS_SUCCESS;                                                                                       \
   }
 CREATE(cudnnCreate, cudnnHandle_t)
 CREATE(cudnnCreateActivationDescriptor, cudnnActivationDescriptor_t)
@@ -89,9 +89,10 @@ static size_t attribute_size(cudnnBackendAttributeType_t type)
   }
 }
 
-/* One result of value zero: one engine configuration, engine 0, no workspace, no notes. Notes are counted zero: zero would be a note. */
+/* One result of value zero: one engine configuration, engine 0, no workspace, no notes. Notes are counted zero: zero
+ * would be a note. */
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor, cudnnBackendAttributeName_t name,
-                                              cudnnBackendAttributeType_t type, int64_t wanted, int64_t *count, void *values)
+                                       cudnnBackendAttributeType_t type, int64_t wanted, int64_t *count, void *values)
 {
   int notes = type == CUDNN_TYPE_NUMERICAL_NOTE || type == CUDNN_TYPE_BEHAVIOR_NOTE || type == CUDNN_TYPE_KNOB_TYPE;
   if (count)
@@ -107,29 +108,29 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor
 }
 
 /* ---- batch normalization, dropout: no workspace ---- */
-cudnnStatus_t cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(cudnnHandle_t handle, cudnnBatchNormMode_t mode,
-                                                                              cudnnBatchNormOps_t ops, const cudnnTensorDescriptor_t x,
-                                                                              const cudnnTensorDescriptor_t z, const cudnnTensorDescriptor_t y,
-                                                                              const cudnnTensorDescriptor_t scale,
-                                                                              const cudnnActivationDescriptor_t activation, size_t *bytes)
+cudnnStatus_t cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
+    cudnnHandle_t handle, cudnnBatchNormMode_t mode, cudnnBatchNormOps_t ops, const cudnnTensorDescriptor_t x,
+    const cudnnTensorDescriptor_t z, const cudnnTensorDescriptor_t y, const cudnnTensorDescriptor_t scale,
+    const cudnnActivationDescriptor_t activation, size_t *bytes)
 {
   *bytes = 0;
   return CUDNN_STATUS_SUCCESS;
 }
 
-cudnnStatus_t cudnnGetBatchNormalizationBackwardExWorkspaceSize(cudnnHandle_t handle, cudnnBatchNormMode_t mode, cudnnBatchNormOps_t ops,
-                                                                       const cudnnTensorDescriptor_t x, const cudnnTensorDescriptor_t y,
-                                                                       const cudnnTensorDescriptor_t dy, const cudnnTensorDescriptor_t dz,
-                                                                       const cudnnTensorDescriptor_t dx, const cudnnTensorDescriptor_t scale,
-                                                                       const cudnnActivationDescriptor_t activation, size_t *bytes)
+cudnnStatus_t cudnnGetBatchNormalizationBackwardExWorkspaceSize(
+    cudnnHandle_t handle, cudnnBatchNormMode_t mode, cudnnBatchNormOps_t ops, const cudnnTensorDescriptor_t x,
+    const cudnnTensorDescriptor_t y, const cudnnTensorDescriptor_t dy, const cudnnTensorDescriptor_t dz,
+    const cudnnTensorDescriptor_t dx, const cudnnTensorDescriptor_t scale, const cudnnActivationDescriptor_t activation,
+    size_t *bytes)
 {
   *bytes = 0;
   return CUDNN_STATUS_SUCCESS;
 }
 
 cudnnStatus_t cudnnGetBatchNormalizationTrainingExReserveSpaceSize(cudnnHandle_t handle, cudnnBatchNormMode_t mode,
-                                                                          cudnnBatchNormOps_t ops, const cudnnActivationDescriptor_t activation,
-                                                                          const cudnnTensorDescriptor_t x, size_t *bytes)
+                                                                   cudnnBatchNormOps_t ops,
+                                                                   const cudnnActivationDescriptor_t activation,
+                                                                   const cudnnTensorDescriptor_t x, size_t *bytes)
 {
   *bytes = 0;
   return CUDNN_STATUS_SUCCESS;

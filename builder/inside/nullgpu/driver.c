@@ -1,5 +1,5 @@
-/* libcuda.so.1 of the null GPU: devices, contexts, modules, launches, memory, streams and events of the CUDA driver API.
- * Every other cu* function is generated (build.py): no-ops named in allowed.toml succeed, the rest refuse. */
+/* libcuda.so.1 of the null GPU: devices, contexts, modules, launches, memory, streams and events of the CUDA driver
+ * API. Every other cu* function is generated (build.py): no-ops named in allowed.toml succeed, the rest refuse. */
 #define _GNU_SOURCE
 #include "nullgpu.h"
 #include <cuda.h>
@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* cuda.h renames some functions to their versioned symbol; the plain names are symbols too, so they are written out here. */
+/* cuda.h renames some functions to their versioned symbol; the plain names are symbols too, so they are written out
+ * here. */
 #undef cuGetProcAddress
 #undef cuStreamGetCaptureInfo
 #undef cuEventElapsedTime
@@ -234,7 +235,8 @@ CUresult cuModuleUnload(CUmodule module)
 
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
 {
-  return module ? (CUresult)ng_image_kernel((struct ng_image *)module, name, (struct ng_kernel **)function) : NG_INVALID_HANDLE;
+  return module ? (CUresult)ng_image_kernel((struct ng_image *)module, name, (struct ng_kernel **)function)
+                : NG_INVALID_HANDLE;
 }
 
 CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
@@ -243,8 +245,8 @@ CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
   return CUDA_SUCCESS;
 }
 
-CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *jit, void **jit_values, unsigned jit_count,
-                                  CUlibraryOption *options, void **values, unsigned count)
+CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *jit, void **jit_values,
+                           unsigned jit_count, CUlibraryOption *options, void **values, unsigned count)
 {
   return (CUresult)ng_image_load((struct ng_image **)library, image);
 }
@@ -340,23 +342,25 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
   return cuFuncSetAttribute((CUfunction)kernel, attribute, value);
 }
 
-CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
-                               unsigned block_z, unsigned shared, CUstream stream, void **arguments, void **extra)
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                        unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **arguments,
+                        void **extra)
 {
   const unsigned grid[] = {grid_x, grid_y, grid_z}, block[] = {block_x, block_y, block_z};
   return (CUresult)ng_check_launch((void *)function, grid, block, shared);
 }
 
-CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                                          unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **arguments)
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                                   CUstream stream, void **arguments)
 {
   return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, arguments, NULL);
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **arguments, void **extra)
 {
-  return cuLaunchKernel(function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ, c->sharedMemBytes, c->hStream,
-                        arguments, extra);
+  return cuLaunchKernel(function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
+                        c->sharedMemBytes, c->hStream, arguments, extra);
 }
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared)
@@ -365,18 +369,21 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction fun
   return CUDA_SUCCESS;
 }
 
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int threads, size_t shared, unsigned flags)
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int threads,
+                                                              size_t shared, unsigned flags)
 {
   return cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
 }
 
-/* An upper bound: how many clusters fit in a GPC is known to the card alone. Triton asks only to see that it is not zero. */
+/* An upper bound: how many clusters fit in a GPC is known to the card alone. Triton asks only to see that it is not
+ * zero. */
 CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const CUlaunchConfig *config)
 {
   int size = 1;
   for (unsigned i = 0; i < config->numAttrs; i++)
     if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
-      size = (int)(config->attrs[i].value.clusterDim.x * config->attrs[i].value.clusterDim.y * config->attrs[i].value.clusterDim.z);
+      size = (int)(config->attrs[i].value.clusterDim.x * config->attrs[i].value.clusterDim.y *
+                   config->attrs[i].value.clusterDim.z);
   int threads = (int)(config->blockDimX * config->blockDimY * config->blockDimZ);
   int blocks = ng_blocks_per_sm((void *)function, threads, config->sharedMemBytes);
   *clusters = blocks * ng_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) / (size > 0 ? size : 1);
@@ -384,9 +391,10 @@ CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const 
 }
 
 /* The descriptor is read by kernels only, and none runs. */
-CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address, const cuuint64_t *sizes,
-                                       const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *steps, CUtensorMapInterleave interleave,
-                                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
+CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
+                                const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,
+                                const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
 {
   if (!map || !address || rank < 1 || rank > 5)
     return NG_INVALID_VALUE;
@@ -479,15 +487,15 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdev
   return CUDA_SUCCESS;
 }
 
-#define COPY(name, to_type, from_type)                                                                                                                \
-  CUresult name(to_type to, from_type from, size_t size)                                                                                       \
-  {                                                                                                                                                   \
-    return (CUresult)ng_copy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, size);                                                             \
+#define COPY(name, to_type, from_type)                                                                                 \
+  CUresult name(to_type to, from_type from, size_t size)                                                               \
+  {                                                                                                                    \
+    return (CUresult)ng_copy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, size);                              \
   }
-#define COPY_ASYNC(name, to_type, from_type)                                                                                                          \
-  CUresult name(to_type to, from_type from, size_t size, CUstream stream)                                                                      \
-  {                                                                                                                                                   \
-    return (CUresult)ng_copy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, size);                                                             \
+#define COPY_ASYNC(name, to_type, from_type)                                                                           \
+  CUresult name(to_type to, from_type from, size_t size, CUstream stream)                                              \
+  {                                                                                                                    \
+    return (CUresult)ng_copy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, size);                              \
   }
 COPY(cuMemcpy, CUdeviceptr, CUdeviceptr)
 COPY(cuMemcpyHtoD_v2, CUdeviceptr, const void *)
@@ -518,20 +526,23 @@ CUresult cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t count, CUs
   return (CUresult)ng_fill(POINTER(address), value, 4, count);
 }
 
-/* Virtual memory management (torch's expandable segments): a range is address space, a handle is a claim on the card's memory. */
+/* Virtual memory management (torch's expandable segments): a range is address space, a handle is a claim on the card's
+ * memory. */
 struct physical {
   size_t size;
   int references;
   CUmemAllocationProp property;
 };
 
-CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *property, CUmemAllocationGranularity_flags option)
+CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *property,
+                                       CUmemAllocationGranularity_flags option)
 {
   *bytes = 2 << 20;
   return CUDA_SUCCESS;
 }
 
-CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wanted, unsigned long long flags)
+CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wanted,
+                             unsigned long long flags)
 {
   return (CUresult)ng_reserve((void **)address, size, ng_device());
 }
@@ -541,7 +552,8 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
   return (CUresult)ng_free(POINTER(address));
 }
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *property, unsigned long long flags)
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *property,
+                     unsigned long long flags)
 {
   int device = property->location.id;
   if (property->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !ng_valid_device(device))
@@ -555,7 +567,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
   return CUDA_SUCCESS;
 }
 
-/* A mapped handle may be released before it is unmapped; counting it as given back at once is early, never wrong shapes. */
+/* A mapped handle may be released before it is unmapped; counting it as given back at once is early, never wrong
+ * shapes. */
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
   struct physical *physical = POINTER(handle);
@@ -566,7 +579,8 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
   return CUDA_SUCCESS;
 }
 
-CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
+CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags)
 {
   struct ng_block block;
   return ng_find(POINTER(address), &block) && block.reserved ? CUDA_SUCCESS : NG_INVALID_VALUE;
@@ -599,7 +613,8 @@ struct ng_stream {
 };
 
 struct ng_event {
-  struct ng_capture *capture; /* the capture this event was recorded in: waiting for it joins a stream to that capture */
+  struct ng_capture
+      *capture; /* the capture this event was recorded in: waiting for it joins a stream to that capture */
 };
 
 static struct ng_stream default_streams[NG_MAX_DEVICES];
@@ -818,7 +833,8 @@ extern const struct ng_entry {
   const char *symbol;
 } ng_entries[];
 
-CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *result)
+CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *result)
 {
   const char *symbol = NULL;
   for (const struct ng_entry *entry = ng_entries; entry->name; entry++) /* sorted by version within a name */

@@ -18,7 +18,8 @@ static char *windows;
 static uint64_t used[NG_MAX_DEVICES];
 static int truth_loaded;
 
-/* Called by blackwell.integer_truth once its operators are installed: without them shapes that depend on device values would be wrong. */
+/* Called by blackwell.integer_truth once its operators are installed: without them shapes that depend on device values
+ * would be wrong. */
 void nullgpu_truth_loaded(void)
 {
   truth_loaded = 1;
@@ -70,7 +71,8 @@ static int open_windows(void)
 {
   if (windows)
     return NG_OK;
-  char *base = mmap(NULL, WINDOW * (size_t)ng_card()->count + GRAIN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  char *base = mmap(NULL, WINDOW * (size_t)ng_card()->count + GRAIN, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
     ng_log(0, "can't reserve address space (ulimit -v, or vm.overcommit_memory=2)");
     return NG_OUT_OF_MEMORY;
@@ -123,7 +125,8 @@ static int place_host(void **pointer, size_t size)
 int ng_alloc(void **pointer, size_t size, int device)
 {
   if (!truth_loaded && !ng_setting("NULLGPU_WITHOUT_TRUTH", 0)) {
-    ng_log(0, "device memory asked for, but blackwell.integer_truth is not loaded: a Python started with -I, -S or -E, or no Python");
+    ng_log(0, "device memory asked for, but blackwell.integer_truth is not loaded: a Python started with -I, -S or -E, "
+              "or no Python");
     return NG_NOT_INITIALIZED;
   }
   size = round_up(size ? size : 1, PAGE);
@@ -182,7 +185,8 @@ int ng_unregister_host(void *pointer)
 {
   pthread_mutex_lock(&lock);
   int at = find((uintptr_t)pointer);
-  int error = at < 0 || blocks[at].start != (uintptr_t)pointer || blocks[at].device != NG_HOST ? NG_INVALID_VALUE : NG_OK;
+  int error =
+      at < 0 || blocks[at].start != (uintptr_t)pointer || blocks[at].device != NG_HOST ? NG_INVALID_VALUE : NG_OK;
   if (!error)
     memmove(blocks + at, blocks + at + 1, (size_t)(--block_count - at) * sizeof *blocks);
   pthread_mutex_unlock(&lock);
@@ -240,8 +244,8 @@ static int on_device(const void *pointer)
   return ng_find(pointer, &block) && block.device != NG_HOST;
 }
 
-/* Large contents are dropped (they read as zero), so that a 100 GB model costs no memory: they are weights, whose values nobody may use.
- * Integer tensors don't depend on this limit: blackwell.integer_truth copies them itself. */
+/* Large contents are dropped (they read as zero), so that a 100 GB model costs no memory: they are weights, whose
+ * values nobody may use. Integer tensors don't depend on this limit: blackwell.integer_truth copies them itself. */
 static size_t keep_limit(void)
 {
   static long limit = -1;

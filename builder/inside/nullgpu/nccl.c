@@ -1,4 +1,5 @@
-/* libnccl of the null GPU: this process is rank r of n without peers. Each collective behaves as if every rank held what this one holds. */
+/* libnccl of the null GPU: this process is rank r of n without peers. Each collective behaves as if every rank held
+ * what this one holds. */
 #include "nullgpu.h"
 #include <nccl.h>
 #include <stdlib.h>
@@ -46,12 +47,14 @@ ncclResult_t ncclCommInitRank(ncclComm_t *communicator, int ranks, ncclUniqueId 
   return make(communicator, ranks, rank, ng_device());
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config)
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int ranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t *config)
 {
   return make(communicator, ranks, rank, ng_device());
 }
 
-ncclResult_t ncclCommInitRankScalable(ncclComm_t *communicator, int ranks, int rank, int ids, ncclUniqueId *id, ncclConfig_t *config)
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *communicator, int ranks, int rank, int ids, ncclUniqueId *id,
+                                      ncclConfig_t *config)
 {
   return make(communicator, ranks, rank, ng_device());
 }
@@ -125,8 +128,8 @@ ncclResult_t ncclCommRegister(const ncclComm_t communicator, void *buffer, size_
   return ncclSuccess;
 }
 
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type, ncclScalarResidence_t residence,
-                                             ncclComm_t communicator)
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type,
+                                      ncclScalarResidence_t residence, ncclComm_t communicator)
 {
   *op = ncclNumOps; /* the first number of a custom reduction */
   return ncclSuccess;
@@ -167,8 +170,8 @@ static void times_ranks(void *values, size_t count, ncclDataType_t type, int ran
       ((uint64_t *)values)[i] *= (uint64_t)ranks;
 }
 
-ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t communicator,
-                                  cudaStream_t stream)
+ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t communicator, cudaStream_t stream)
 {
   ncclResult_t result = copy(receive, send, count * width(type));
   if (op == ncclSum)
@@ -177,18 +180,19 @@ ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDa
 }
 
 ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-                               ncclComm_t communicator, cudaStream_t stream)
+                        ncclComm_t communicator, cudaStream_t stream)
 {
   return receive ? ncclAllReduce(send, receive, count, type, op, communicator, stream) : ncclSuccess;
 }
 
-ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type, int root, ncclComm_t communicator,
-                                  cudaStream_t stream)
+ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t communicator, cudaStream_t stream)
 {
   return copy(receive, send, count * width(type));
 }
 
-ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t communicator, cudaStream_t stream)
+ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t communicator,
+                           cudaStream_t stream)
 {
   size_t size = count * width(type);
   for (int i = 0; i < (communicator->ranks ? communicator->ranks : 1); i++)
@@ -197,8 +201,8 @@ ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDa
   return ncclSuccess;
 }
 
-ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t communicator,
-                                      cudaStream_t stream)
+ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t communicator, cudaStream_t stream)
 {
   size_t size = count * width(type);
   ncclResult_t result = copy(receive, (const char *)send + (size_t)communicator->rank * size, size);

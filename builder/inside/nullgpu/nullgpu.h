@@ -1,5 +1,6 @@
-/* Shared by the stand-in libraries of the null GPU. All of it lives in libcuda.so.1 (driver.c, memory.c, cubin.c, card.c);
- * the other libraries link against that one, so there is one card, one memory and one current device per process. */
+/* Shared by the stand-in libraries of the null GPU. All of it lives in libcuda.so.1 (driver.c, memory.c, cubin.c,
+ * card.c); the other libraries link against that one, so there is one card, one memory and one current device per
+ * process. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -34,9 +35,9 @@ struct ng_card {
   int count;       /* number of devices */
 };
 const struct ng_card *ng_card(void);
-int ng_attribute(int id);             /* 0 for one the profile lacks */
+int ng_attribute(int id); /* 0 for one the profile lacks */
 int ng_has_attribute(int id);
-int ng_architecture(void);            /* 120 for compute capability 12.0 */
+int ng_architecture(void); /* 120 for compute capability 12.0 */
 long ng_setting(const char *variable, long otherwise);
 
 /* ---- card.c: log and errors ---- */
@@ -90,7 +91,7 @@ size_t ng_free_bytes(int device);
 void ng_drop(void *pointer, size_t size); /* pages read as zero again */
 int ng_copy(void *to, const void *from, size_t size);
 int ng_fill(void *to, unsigned value, size_t width, size_t count); /* width 1, 2 or 4 bytes */
-void *ng_handle(void); /* a distinct opaque non-NULL value */
+void *ng_handle(void);                                             /* a distinct opaque non-NULL value */
 
 /* ---- cubin.c ---- */
 struct ng_image; /* a loaded module */
@@ -114,5 +115,6 @@ int ng_image_load_file(struct ng_image **image, const char *path);
 void ng_image_unload(struct ng_image *image);
 int ng_image_kernel(struct ng_image *image, const char *name, struct ng_kernel **kernel);
 int ng_blocks_per_sm(const struct ng_kernel *kernel, int threads, size_t dynamic_shared);
-int ng_check_launch(const struct ng_kernel *kernel, const unsigned grid[3], const unsigned block[3], unsigned dynamic_shared);
+int ng_check_launch(const struct ng_kernel *kernel, const unsigned grid[3], const unsigned block[3],
+                    unsigned dynamic_shared);
 int ng_max_dynamic_shared(const struct ng_kernel *kernel);

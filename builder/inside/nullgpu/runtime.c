@@ -1,4 +1,5 @@
-/* libcudart of the null GPU (CUDA 12 and 13): the functions that answer something. Other cudart functions are generated (build.py). */
+/* libcudart of the null GPU (CUDA 12 and 13): the functions that answer something. Other cudart functions are generated
+ * (build.py). */
 #define _GNU_SOURCE
 #include "nullgpu.h"
 #include <cuda_runtime_api.h>
@@ -36,12 +37,13 @@ void __cudaUnregisterFatBinary(void **handle)
 {
 }
 
-void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit, void *a, void *b, void *c, void *d,
-                                   int *e)
+void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit, void *a,
+                            void *b, void *c, void *d, int *e)
 {
 }
 
-void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external, size_t size, int constant, int global)
+void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external, size_t size,
+                       int constant, int global)
 {
 }
 
@@ -92,17 +94,20 @@ static cudaError_t launch(dim3 grid, dim3 block, size_t shared)
   return cudaSuccess;
 }
 
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments, size_t shared, cudaStream_t stream)
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
+                               cudaStream_t stream)
 {
   return launch(grid, block, shared);
 }
 
-cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, cudaStream_t stream)
+cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
+                             cudaStream_t stream)
 {
   return launch(grid, block, shared);
 }
 
-cudaError_t cudaLaunchCooperativeKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, cudaStream_t stream)
+cudaError_t cudaLaunchCooperativeKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
+                                        cudaStream_t stream)
 {
   return launch(grid, block, shared);
 }
@@ -288,8 +293,8 @@ const char *cudaGetErrorString(cudaError_t error)
 const char *cudaGetErrorName(cudaError_t error)
 {
   static __thread char name[64];
-  snprintf(name, sizeof name, "cuda%s%s", error ? "Error " : "", ng_error_name(error));
-  return name;
+  snprintf(name, sizeof name, "cudaError (null GPU: %s)", ng_error_name(error));
+  return error ? name : "cudaSuccess";
 }
 
 /* ---- memory ---- */
@@ -362,13 +367,14 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMe
   return answer(ng_copy(to, from, size));
 }
 
-cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size, cudaStream_t stream)
+cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size,
+                                cudaStream_t stream)
 {
   return answer(ng_copy(to, from, size));
 }
 
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                                     enum cudaMemcpyKind kind, cudaStream_t stream)
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
   int error = NG_OK;
   for (size_t row = 0; row < height && !error; row++)
@@ -489,7 +495,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
 }
 
 cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t stream, cudaGraph_t graph, const cudaGraphNode_t *dependencies,
-                                                 const cudaGraphEdgeData *edges, size_t count, enum cudaStreamCaptureMode mode)
+                                          const cudaGraphEdgeData *edges, size_t count, enum cudaStreamCaptureMode mode)
 {
   return answer(ng_capture_begin(stream, graph));
 }
@@ -504,8 +510,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
   return answer(ng_capture_info(stream, (int *)status, NULL, NULL));
 }
 
-static cudaError_t capture_info(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
-                                const cudaGraphNode_t **dependencies, const cudaGraphEdgeData **edges, size_t *count)
+static cudaError_t capture_info(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
+                                cudaGraph_t *graph, const cudaGraphNode_t **dependencies,
+                                const cudaGraphEdgeData **edges, size_t *count)
 {
   if (dependencies)
     *dependencies = NULL;
@@ -517,8 +524,9 @@ static cudaError_t capture_info(cudaStream_t stream, enum cudaStreamCaptureStatu
 }
 
 #if CUDART_VERSION >= 13000
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
-                                            const cudaGraphNode_t **dependencies, const cudaGraphEdgeData **edges, size_t *count)
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
+                                     cudaGraph_t *graph, const cudaGraphNode_t **dependencies,
+                                     const cudaGraphEdgeData **edges, size_t *count)
 {
   return capture_info(stream, status, id, graph, dependencies, edges, count);
 }
@@ -526,15 +534,17 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
 #undef cudaStreamGetCaptureInfo
 #undef cudaStreamGetCaptureInfo_v2
 #undef cudaStreamGetCaptureInfo_v3
-cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
-                                               cudaGraph_t *graph, const cudaGraphNode_t **dependencies, size_t *count)
+cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                        unsigned long long *id, cudaGraph_t *graph,
+                                        const cudaGraphNode_t **dependencies, size_t *count)
 {
   return capture_info(stream, status, id, graph, dependencies, NULL, count);
 }
 
-cudaError_t cudaStreamGetCaptureInfo_v3(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
-                                               cudaGraph_t *graph, const cudaGraphNode_t **dependencies, const cudaGraphEdgeData **edges,
-                                               size_t *count)
+cudaError_t cudaStreamGetCaptureInfo_v3(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                        unsigned long long *id, cudaGraph_t *graph,
+                                        const cudaGraphNode_t **dependencies, const cudaGraphEdgeData **edges,
+                                        size_t *count)
 {
   return capture_info(stream, status, id, graph, dependencies, edges, count);
 }
@@ -567,7 +577,8 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *executable, cudaGraph
   return cudaSuccess;
 }
 
-/* ---- functions: fat binaries are compressed, so these are plain values; only cub's choice of a policy depends on them ---- */
+/* ---- functions: fat binaries are compressed, so these are plain values; only cub's choice of a policy depends on them
+ * ---- */
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function)
 {
   memset(attributes, 0, sizeof *attributes);
@@ -581,12 +592,14 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
 
 cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value)
 {
-  if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value > ng_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))
+  if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize &&
+      value > ng_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))
     return answer(NG_INVALID_VALUE);
   return cudaSuccess;
 }
 
-cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t kernel, enum cudaFuncAttribute attribute, int value, int device)
+cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t kernel, enum cudaFuncAttribute attribute, int value,
+                                            int device)
 {
   return cudaFuncSetAttribute(kernel, attribute, value);
 }
@@ -598,8 +611,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const voi
   return cudaSuccess;
 }
 
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int threads, size_t shared,
-                                                                          unsigned flags)
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int threads,
+                                                                   size_t shared, unsigned flags)
 {
   return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
 }
@@ -607,8 +620,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
 /* ---- entry points of the driver ---- */
 extern int cuGetProcAddress_v2(const char *, void **, int, unsigned long long, int *);
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, unsigned long long flags,
-                                                    enum cudaDriverEntryPointQueryResult *result)
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
+                                             unsigned long long flags, enum cudaDriverEntryPointQueryResult *result)
 {
   int error = cuGetProcAddress_v2(name, function, (int)version, flags, NULL);
   if (result)
@@ -618,7 +631,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 
 #if CUDART_VERSION < 13000
 cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags,
-                                           enum cudaDriverEntryPointQueryResult *result)
+                                    enum cudaDriverEntryPointQueryResult *result)
 {
   return cudaGetDriverEntryPointByVersion(name, function, CUDART_VERSION, flags, result);
 }
