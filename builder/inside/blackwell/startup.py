@@ -1,7 +1,7 @@
 """Runs at every start of the image's interpreter (a .pth file holds `import blackwell.startup`): importing it arms it.
 
-It puts one finder in front of the import system and does nothing else until torch or triton is imported. Then it lays
-the writable overlay over the baked kernel cache (`blackwell.overlay`), and after Triton's autotuner is loaded it makes
+It puts one finder in front of the import system and does nothing else until torch or triton is imported. Then it
+names a UID without a name, lays the writable overlay over the baked kernel cache (`blackwell.overlay`), and after Triton's autotuner is loaded it makes
 that thread-safe (`blackwell.autotuner_race`). BLACKWELL_STARTUP=0 switches all of it off. It must stay far below 2 ms
 and never raise: whatever goes wrong here, the job still starts, only without the help.
 """
@@ -33,6 +33,7 @@ class _Finder:
         if name in CACHE_USERS:
             if not self.overlay_done:
                 self.overlay_done = True
+                name_user()
                 lay_overlay()
         elif name == AUTOTUNER:
             return _spec_that_arms(name, path)
@@ -46,6 +47,24 @@ def lay_overlay() -> None:
 
         overlay.apply()
     except Exception:  # a broken overlay must not stop a job: it then reads the baked cache directly
+        pass
+
+
+def name_user() -> None:
+    """Give a UID that has no name one: Inductor asks for the user's name while it is imported, and fails without.
+
+    Kubernetes runs jobs under such UIDs; then FLA's import fails, and transformers silently takes plain torch
+    (https://github.com/pytorch/pytorch/issues/140765). Can go when Inductor no longer calls getpass.getuser().
+    """
+    try:
+        if not any(os.environ.get(name) for name in ("LOGNAME", "USER", "LNAME", "USERNAME")):
+            import pwd
+
+            try:
+                pwd.getpwuid(os.getuid())
+            except KeyError:
+                os.environ["USER"] = f"uid-{os.getuid()}"
+    except Exception:  # as above: the job starts in any case
         pass
 
 
@@ -86,6 +105,7 @@ def start() -> None:
         return
     sys.meta_path.insert(0, _Finder())
     if CACHE_USERS & sys.modules.keys():
+        name_user()
         lay_overlay()
     if AUTOTUNER in sys.modules:
         arm_autotuner()
