@@ -12,7 +12,6 @@ from typing import Protocol
 
 from builder.errors import CommandError
 
-
 _USERINFO = re.compile(r"(://)[^/@\s:]*:[^/@\s]*@")
 
 

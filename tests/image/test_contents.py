@@ -4,6 +4,7 @@ import json
 import re
 
 from testinfra.host import Host
+
 from tests.image.conftest import BuiltImage, RunIn
 
 SITE = "/opt/venv/lib/{python}/site-packages"
@@ -17,7 +18,7 @@ def python(host: Host, code: str, *, env: str = "") -> str:
 
 def test_every_locked_distribution_is_there_and_none_besides(host: Host, image: BuiltImage) -> None:
     code = "import importlib.metadata as m, json; print(json.dumps(sorted([d.name.lower().replace('_', '-'), d.version] for d in m.distributions())))"
-    found = {name: version for name, version in json.loads(python(host, code))}
+    found = dict(json.loads(python(host, code)))
     expected = {d.name: d.version for d in image.lock.distributions if d.layer not in ("tools", "compiler")}
     assert found == expected
 
@@ -39,9 +40,8 @@ def test_everything_imports_without_a_fallback_warning(host: Host, image: BuiltI
         "pynvml",
     ]
     modules += [] if image.facts["versions"]["conv1d"] == "none" else ["causal_conv1d", "causal_conv1d_cuda"]
-    done = host.run(
-        "/opt/venv/bin/python -W always -c %s", "import importlib\nfor m in %r: importlib.import_module(m)" % modules
-    )
+    code = f"import importlib\nfor m in {modules!r}: importlib.import_module(m)"
+    done = host.run("/opt/venv/bin/python -W always -c %s", code)
     assert done.rc == 0, done.stderr
 
 

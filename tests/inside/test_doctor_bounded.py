@@ -6,9 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 import blackwell
+import pytest
 from blackwell.doctor import bounded
 from blackwell.doctor.checks_cache import is_network, mount_of, parse_mounts
 from blackwell.doctor.checks_software import normalize, read_constraints, same_version

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import blackwell
+import pytest
 from blackwell.status import EXIT_CODES
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(blackwell.__file__).parents[1])}

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from blackwell.status.joblog import TAIL, clean, find_crash, read_tail
 
 TRACEBACK = """Traceback (most recent call last):

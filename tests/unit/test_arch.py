@@ -1,6 +1,5 @@
 """The one place that owns architectures; and the nvcc in front of the real one that enforces it."""
 
-import subprocess
 from pathlib import Path
 
 import pytest

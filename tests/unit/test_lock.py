@@ -89,7 +89,11 @@ def test_a_change_of_the_layer_data_makes_a_lock_stale() -> None:
 
 
 def test_capabilities_do_not_make_a_lock_stale() -> None:
-    lock.check(made(image(triton="3.7")), resolve(load(ROOT / "matrices"), Request(triton="3.7", capabilities=("12.0",))), layers())
+    lock.check(
+        made(image(triton="3.7")),
+        resolve(load(ROOT / "matrices"), Request(triton="3.7", capabilities=("12.0",))),
+        layers(),
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,9 @@ def test_every_distribution_is_installed_by_exactly_one_layer(path: Path) -> Non
     files = rendered(path)
     for distribution in found.distributions:
         if distribution.layer != "tools":
-            holders = [n for n, t in files.items() if n.endswith("requirements.txt") and f"\n{distribution.name}==" in "\n" + t]
+            holders = [
+                n for n, t in files.items() if n.endswith("requirements.txt") and f"\n{distribution.name}==" in "\n" + t
+            ]
             assert holders == [f"layers/{distribution.layer}/requirements.txt"]
             assert f"source=layers/{distribution.layer}," in files["Dockerfile"]
 

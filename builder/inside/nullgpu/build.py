@@ -109,7 +109,9 @@ def driver_functions(include: Path) -> list[Symbol]:
     header = (include / "cuda.h").read_text()
     names = set(re.findall(r"CUDAAPI\s+(cu[A-Z]\w*)\s*\(", header))
     names.update(re.findall(r"#\s*define\s+cu[A-Z]\w*\s+(?:__CUDA_API_PT[SD][ZS]\()?(cu[A-Z]\w*)", header))
-    names.update(("cuProfilerInitialize", "cuProfilerStart", "cuProfilerStop"))  # of cudaProfiler.h, which torch's wheels lack
+    names.update(
+        ("cuProfilerInitialize", "cuProfilerStart", "cuProfilerStop")
+    )  # of cudaProfiler.h, which torch's wheels lack
     return [Symbol(name, None) for name in sorted(names)]
 
 
