@@ -71,7 +71,7 @@ def test_cuda_libraries_are_there_once_and_no_compiler(host: Host, image: BuiltI
     assert host.run("command -v nvcc").rc != 0
     assert host.check_output("find / -xdev -name nvcc -o -xdev -name cicc -o -xdev -name 'libcudart_static.a'") == ""
     names = host.check_output(
-        "find / -xdev -type f -name 'libcublasLt.so*' -o -xdev -type f -name 'libcudnn_adv.so*' -o -xdev -type f -name 'libcufft.so*'"
+        "find /opt/venv /usr -xdev -type f -name 'libcublasLt.so*' -o -xdev -type f -name 'libcudnn_adv.so*' -o -xdev -type f -name 'libcufft.so*'"
     ).splitlines()
     assert len(names) == 3, names
 

@@ -179,7 +179,7 @@ def test_every_rule_says_where_it_is_from_and_what_to_do(matrix: Matrix) -> None
 def test_what_a_refusal_offers_is_in_the_matrix_and_not_refused(matrix: Matrix) -> None:
     image = resolve(matrix, Request(triton="3.7", fla="0.6.0"))
     assert all("FLA=0.6.0" in rule.instead for rule in matrix.rules if rule.verdict == "refuse")
-    assert {rule.verdict for rule in image.rules} == {"warn"}
+    assert {rule.verdict for rule in image.rules} == {"note"}
 
 
 def test_expected_verdicts_of_the_rows_that_must_work(matrix: Matrix) -> None:
