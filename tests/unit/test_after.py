@@ -63,6 +63,18 @@ def test_texts_are_kept_and_go_with_their_file() -> None:
     assert after == {}
 
 
+def test_a_copyright_file_that_is_a_link_is_that_of_the_package_it_points_to() -> None:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for path, target in (("usr/share/doc/libgcc-s1", "gcc-14-base"), ("usr/share/doc/b/copyright", "../gcc-14-base/copyright"), ("usr/share/doc/c", "/nowhere")):  # fmt: skip
+            member = tarfile.TarInfo(path)
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            tar.addfile(member)
+    data.seek(0)
+    _, texts = contents.merge([archive({"usr/share/doc/gcc-14-base/copyright": "GPL"}), tarfile.open(fileobj=data)])
+    assert texts == {f"usr/share/doc/{name}/copyright": "GPL" for name in ("gcc-14-base", "libgcc-s1", "b")}
+
+
 def contents_of(
     reference: str, files: Mapping[str, str], labels: Mapping[str, str], kernels: Mapping[tuple[str, int], int]
 ) -> Contents:

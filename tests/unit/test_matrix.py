@@ -188,7 +188,11 @@ MALFORMED = [
     ("budget_zstd_bytes", "2.3 GB", "budget_zstd_bytes: must be a positive number of bytes, not '2.3 GB'"),
     ("budget_zstd_bytes", True, "budget_zstd_bytes: must be a positive number of bytes, not True"),
     ("defaults.flaa", "0.6.0", "defaults.flaa: unknown key (did you mean 'fla'?)"),
-    ("rules.0.verdict", "refused", "rules[0].verdict: 'refused' is not one of refuse, warn, note (did you mean 'refuse'?)"),
+    (
+        "rules.0.verdict",
+        "refused",
+        "rules[0].verdict: 'refused' is not one of refuse, warn, note (did you mean 'refuse'?)",
+    ),
     ("rules.0.when", {}, "rules[0].when: must name at least one axis"),
     ("rules.0.when", {"tritn": "==3.7.0"}, "rules[0].when.tritn: unknown key (did you mean 'triton'?)"),
     ("rules.0.when.triton", "3.7.0", "rules[0].when.triton: '3.7.0' is no version specifier such as '>=3.6,<3.8'"),
