@@ -147,7 +147,7 @@ def environment(*, escape: bool) -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=escape,
     )
-    made.filters["mb"] = lambda size: f"{size / 1e6:,.0f} MB"
+    made.filters["mb"] = lambda size: f"{size / 1e6:,.{0 if size >= 1e7 else 1}f} MB"
     made.filters["gb"] = lambda size: f"{size / 1e9:.2f} GB"
     made.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
     made.filters["seconds"] = lambda value, digits=2: "-" if value is None else f"{value:.{digits}f}"

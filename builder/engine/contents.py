@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import os
 import re
 import subprocess
 import tarfile
@@ -17,7 +18,7 @@ from builder.engine.docker import Engine, inspect
 from builder.engine.process import Runner
 from builder.errors import CommandError, SelectionError
 
-FORMAT = 1
+FORMAT = 2
 # Files whose text the host side reads: what the image says of itself, and the licences of what is inside.
 TEXTS = re.compile(
     r"opt/blackwell/(image\.json|lock\.toml|cache/summary\.json|cache/\w+/report\.json)"
@@ -30,7 +31,7 @@ KINDS = {tarfile.REGTYPE: "file", tarfile.AREGTYPE: "file", tarfile.DIRTYPE: "di
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One path: kind (file, directory, link, hard link, other), mode bits, owner, size in bytes, sha256 of content or target."""
+    """One path: kind (file, directory, link, hard link, other), mode bits, owner, size in bytes, sha256 of the content or a link's target."""
 
     kind: str
     mode: int
@@ -137,7 +138,19 @@ def merge(layers: Iterable[tarfile.TarFile]) -> tuple[dict[str, Entry], dict[str
             elif path and not OF_CONTAINERS.fullmatch(path):
                 fresh.add(path)
                 entries[path] = _entry(archive, member, path, texts)
-    return entries, texts
+    return entries, {**texts, **_linked(entries, texts)}
+
+
+def _linked(entries: Mapping[str, Entry], texts: Mapping[str, str]) -> dict[str, str]:
+    """Copyright files that are links to another package's, or lie in a directory that is one, as Debian has them."""
+    found = {}
+    for path, entry in entries.items():
+        if entry.kind == "link" and re.fullmatch(r"usr/share/doc/[^/]+(/copyright)?", path):
+            target = os.path.normpath(f"{path.rpartition('/')[0]}/{entry.digest}").lstrip("/")
+            suffix = "" if path.endswith("/copyright") else "/copyright"
+            if target + suffix in texts:
+                found[path + suffix] = texts[target + suffix]
+    return found
 
 
 def _remove(entries: dict[str, Entry], texts: dict[str, str], gone: Iterable[str]) -> None:
@@ -150,8 +163,7 @@ def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, texts: 
     facts: dict[str, Any] = {"mode": member.mode, "uid": member.uid, "gid": member.gid, "size": member.size}
     kind = "hard link" if member.islnk() else KINDS.get(member.type, "other")
     if kind != "file":
-        target = hashlib.sha256(member.linkname.encode()).hexdigest() if member.linkname else ""
-        return Entry(kind=kind, digest=target, **facts)
+        return Entry(kind=kind, digest=member.linkname, **facts)
     stream = archive.extractfile(member)
     assert stream is not None
     if TEXTS.fullmatch(path):

@@ -71,7 +71,8 @@ def test_a_copyright_file_that_is_a_link_is_that_of_the_package_it_points_to() -
             member.type, member.linkname = tarfile.SYMTYPE, target
             tar.addfile(member)
     data.seek(0)
-    _, texts = contents.merge([archive({"usr/share/doc/gcc-14-base/copyright": "GPL"}), tarfile.open(fileobj=data)])
+    with tarfile.open(fileobj=data) as links:
+        _, texts = contents.merge([archive({"usr/share/doc/gcc-14-base/copyright": "GPL"}), links])
     assert texts == {f"usr/share/doc/{name}/copyright": "GPL" for name in ("gcc-14-base", "libgcc-s1", "b")}
 
 
