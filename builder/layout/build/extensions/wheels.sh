@@ -1,7 +1,7 @@
 # wheels.sh DIRECTORY: install the compiled extensions and load each, so that a symbol missing from this torch is found now.
 set -eu
 export PYC_INVALIDATION_MODE=UNCHECKED_HASH
-/opt/build/install/uv pip install --quiet --offline --no-deps --link-mode copy --compile-bytecode "$1"/*.whl
+/opt/build/install/uv pip install --quiet --no-cache --offline --no-deps --link-mode copy --compile-bytecode "$1"/*.whl
 mkdir -p /opt/blackwell/extensions
 cp "$1"/*.txt /opt/blackwell/extensions/
 python - "$1" <<'PYTHON'
