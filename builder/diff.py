@@ -11,6 +11,7 @@ from typing import Any
 from builder.engine.contents import Contents, Entry
 
 WARM = r"opt/blackwell/cache/\w+/report\.json"
+CACHE = "opt/blackwell/cache/"  # its names are hashes; the kernels say what they mean
 # Labels that differ in every build and say nothing that isn't said elsewhere.
 NOISE = ("io.blackwell.inputs", "io.blackwell.lock", "org.opencontainers.image.created")
 
@@ -124,10 +125,13 @@ def markdown(found: Difference, *, files: int = 20) -> str:
         lines += _section(title, [_sentence(c) for c in changes])
     lines += _section("Warm kernels", _kernel_lines(found.kernels))
     lines += _section("Labels", [_sentence(c) for c in found.labels])
-    if found.files:
-        shown = [f"`/{f.path}`: {_file(f)}" for f in found.files[:files]]
-        more = len(found.files) - len(shown)
-        lines += _section("Files, largest change first", shown + ([f"and {more:,} more"] if more > 0 else []))
+    named = [f for f in found.files if not f.path.startswith(CACHE)]
+    shown = [f"`/{f.path}`: {_file(f)}" for f in named[:files]]
+    shown += [f"and {len(named) - len(shown):,} more"] if len(named) > len(shown) else []
+    if inside := [f for f in found.files if f.path.startswith(CACHE)]:
+        new, gone = sum(not f.before for f in inside), sum(not f.after for f in inside)
+        shown.append(f"in the kernel cache: {new:,} new, {gone:,} gone, {len(inside) - new - gone:,} changed")
+    lines += _section("Files, largest change first", shown)
     return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ from builder.engine.docker import Engine, inspect
 from builder.engine.process import Runner
 from builder.errors import CommandError, SelectionError
 
-FORMAT = 2
+FORMAT = 3
 # Files whose text the host side reads: what the image says of itself, and the licences of what is inside.
 TEXTS = re.compile(
     r"opt/blackwell/(image\.json|lock\.toml|cache/summary\.json|cache/\w+/report\.json)"
@@ -160,7 +160,7 @@ def _remove(entries: dict[str, Entry], texts: dict[str, str], gone: Iterable[str
 
 
 def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, texts: dict[str, str]) -> Entry:
-    facts: dict[str, Any] = {"mode": member.mode, "uid": member.uid, "gid": member.gid, "size": member.size}
+    facts: dict[str, Any] = {"mode": member.mode & 0o7777, "uid": member.uid, "gid": member.gid, "size": member.size}
     kind = "hard link" if member.islnk() else KINDS.get(member.type, "other")
     if kind != "file":
         return Entry(kind=kind, digest=member.linkname, **facts)

@@ -12,8 +12,10 @@ from typing import Any
 
 import jinja2
 import pytest
+from click.testing import CliRunner
 
 from builder import arch, bake, diff, flow, lock, plan, report, sbom, show
+from builder.cli import cli
 from builder.engine import contents
 from builder.engine.contents import Contents, Entry
 from builder.engine.sizes import Layer
@@ -98,7 +100,7 @@ BEFORE = contents_of(
 )  # fmt: skip
 AFTER = contents_of(
     "new",
-    {**metadata("torch", "2.12.1"), **metadata("fresh", "3"), "var/lib/dpkg/status": "Package: bash\nStatus: x\nVersion: 5.3\n\nPackage: zlib1g\nVersion: 1\n", "big": "x" * 1_000_000},
+    {**metadata("torch", "2.12.1"), **metadata("fresh", "3"), "var/lib/dpkg/status": "Package: bash\nStatus: x\nVersion: 5.3\n\nPackage: zlib1g\nVersion: 1\n", "big": "x" * 1_000_000, "opt/blackwell/cache/0a/triton/HASH/k.cubin": "new"},
     {"io.blackwell.version.torch": "2.12.1", "io.blackwell.inputs": "2"},
     {("chunk_fwd", 100): 5, ("gained", 121): 1},
 )  # fmt: skip
@@ -116,10 +118,11 @@ def test_a_difference_in_words_for_a_release_note() -> None:
         "- lost 1: lost on 12.0 (1)",
         "- io.blackwell.version.torch 2.11.0 → 2.12.1",
         "- `/big`: 3.0 → 1.0 MB",
+        "- in the kernel cache: 1 new, 0 gone, 0 changed",
         "1.0 MB of files, 2.0 MB less than before.",
     ):
         assert line in text.splitlines(), (line, text)
-    assert "zlib1g" not in text and "inputs" not in text
+    assert "zlib1g" not in text and "inputs" not in text and "HASH" not in text
     assert text.index("`/big`") < text.index("`/opt/venv")
 
 
@@ -256,3 +259,21 @@ def test_layers_are_named_by_their_steps(material: report.Material) -> None:
     assert show.layer_names(layers, material.lock) == [
         "base", "virtual environment", "cuda", "cudnn", "triton", "torch", "extensions", "python", "fla", "facts and lock", "warm kernel cache", "RUN true",
     ]  # fmt: skip
+
+
+def test_the_workflow_in_the_readme_asks_for_what_there_is() -> None:
+    root = flow.Project.find().root
+    block = (root / "README.md").read_text().split("<!-- workflow", 1)[1].split("```yaml\n", 1)[1].split("```", 1)[0]
+    makefile = (root / "Makefile").read_text()
+    targets = re.findall(r"run: make (\S+)", block)
+    assert set(targets) == {".venv/.ready", "image", "verify", "publish"}
+    for target in set(targets) - {".venv/.ready"}:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    assert "--to $(TO)" in makefile and "--id $(ID)" in makefile
+    command = re.search(r"bin/builder (list .*?) \|", block)
+    assert command
+    listed = json.loads(CliRunner().invoke(cli, command[1].split()).output)
+    locked = [image["id"] for image in listed if image["locked"]]
+    assert len(locked) >= 2 and all(
+        flow.choose(flow.Project.find(), plan.Request(id=found)).id == found for found in locked
+    )
