@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from builder import bake, build, flow, plan, provenance, publish, report, sbom, show
+from builder import bake, build, flow, plan, provenance, publish, publish_files, report, sbom, show
 from builder.engine import contents, docker, host, sizes, skopeo
 from builder.engine.process import Runner
 from builder.errors import PublishError, SelectionError
@@ -160,9 +160,9 @@ def publish_image(run: Runner, project: Project, image: Image, wish: Wish, say: 
         documents=lambda manifest: documents_of(project, engine, subject, manifest),
     )
     if wish.to.startswith("oci:"):
-        return publish.to_layout(run, engine, release, Path(wish.to[4:]), say, compression=wish.compression)
+        return publish_files.to_layout(run, engine, release, Path(wish.to[4:]), say, compression=wish.compression)
     if wish.to.endswith(".tar"):
-        return publish.to_archive(run, engine, release, Path(wish.to), say, compression=wish.compression)
+        return publish_files.to_archive(run, engine, release, Path(wish.to), say, compression=wish.compression)
     name = wish.to.removeprefix("docker://")
     if not re.fullmatch(r"[^/\s]+(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+", name):
         raise PublishError(

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "verify": PURE,
     "oci": PURE,
     "publish": PURE | {"engine", "oci", "verify"},
+    "publish_files": PURE | {"engine", "oci", "publish"},
     "sbom": PURE,
     "report": PURE | {"engine", "sbom", "verify"},
     "diff": PURE | {"engine"},
