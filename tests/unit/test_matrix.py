@@ -70,7 +70,7 @@ def test_a_matrix_is_frozen(matrix: Matrix) -> None:
 
 
 def test_numbers_of_the_matrix(matrix: Matrix) -> None:
-    assert matrix.budget == 2_300_000_000
+    assert matrix.budget == 2_650_000_000
     assert (
         matrix.default_capabilities
         == matrix.capabilities
