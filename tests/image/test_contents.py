@@ -119,3 +119,11 @@ def test_runs_under_a_random_uid_with_a_read_only_root(image: BuiltImage, run_in
 def test_ldconfig_is_there_for_triton(host: Host) -> None:
     """Triton 3.6 and 3.7 run /sbin/ldconfig -p before they look into the cache."""
     assert host.run("/sbin/ldconfig -p").rc == 0
+
+
+def test_nothing_of_the_build_is_left(host: Host) -> None:
+    """No wheel cache, secret, source or temporary file: they would be dead weight, or worse."""
+    left = host.check_output(
+        "find /root/.cache /tmp /var/tmp /opt/build /opt/layer /opt/wheels /run/secrets -type f 2>/dev/null || true"
+    )
+    assert left == ""
