@@ -22,7 +22,7 @@ from builder.errors import CommandError, EngineError, EngineTooOldError
 
 MINIMUM = "20.10"
 DAEMON_LOG = Path("/var/log/builder-dockerd.log")
-HOST_PACKAGES = ("docker.io", "mmdebstrap", "debian-archive-keyring", "skopeo", "zstd")
+PID_FILES = {Path("/var/run/docker.pid"): "dockerd", Path("/var/run/docker/containerd/containerd.pid"): "containerd"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +154,23 @@ def _start(run: Runner) -> None:
     if Path("/run/systemd/system").is_dir():
         run(["systemctl", "start", "docker"])
         return
+    for path, program in PID_FILES.items():
+        drop_stale_pid_file(path, program)
     DAEMON_LOG.parent.mkdir(parents=True, exist_ok=True)
     with DAEMON_LOG.open("ab") as log:  # a daemon of its own session: it outlives this command, as a service would
         subprocess.Popen(["dockerd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def drop_stale_pid_file(path: Path, program: str) -> None:
+    """Remove a process id file whose process is another program by now: a killed daemon's, which its successor trips over."""
+    try:
+        running = Path(f"/proc/{int(path.read_text())}/comm").read_text().strip()
+    except FileNotFoundError:
+        running = ""
+    except (OSError, ValueError):
+        return
+    if running != program:
+        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, kw_only=True)
