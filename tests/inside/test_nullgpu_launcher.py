@@ -172,7 +172,9 @@ class TestBuilt:
                 assert build.exported_functions(library / real.name) == build.exported_functions(real), real.name
 
     def test_allowed_names_exist(self, library: Path) -> None:
-        """A name in allowed.toml that no library exports would be a typing error (CUDA versions differ, so one match is enough)."""
+        """A name in allowed.toml that the newest libraries lack is a typing error; older ones may lack some."""
+        if not (library / "libcudart.so.13").is_file():
+            pytest.skip("allowed.toml is checked against CUDA 13's libraries")
         import fnmatch
         import tomllib
 
