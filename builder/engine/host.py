@@ -11,10 +11,9 @@ from pathlib import Path
 from builder.errors import BusyError, ResourceError
 
 GB = 10**9
-# Measured on 2026-12-01, torch 2.12.1: one nvcc of causal-conv1d with two targets peaks below this (`bench/` has no row for it:
-# it is the upper figure of https://github.com/Dao-AILab/flash-attention/issues/2079).
+# Upper figure that users report for one nvcc: https://github.com/Dao-AILab/flash-attention/issues/2079. Not measured by us.
 MEMORY_PER_JOB = 5 * GB
-# An image's layers, BuildKit's copies of them while they are made, and the uv cache: measured 5.6 + 5.6 + 6 GB.
+# An estimate: an image's layers (5.3 GB, measured), as much again while they are made, and the uv cache.
 DISK_PER_IMAGE = 18 * GB
 MEMORY_PER_BUILD = 6 * GB
 
