@@ -1,35 +1,59 @@
 #!/usr/bin/env bash
-# The README's promise, tried: a Debian 12 with Python, make and root, nothing else, in a privileged container with a Docker Engine of its own.
+# The README's promise, tried: a Debian 12 with Python, make, git and root, nothing else, with a Docker Engine of its own.
 #
 #   bench/bare_machine.sh DIRECTORY make image TRITON=3.7
 #
-# DIRECTORY (20 GB free) keeps the machine's disk between calls: delete it for a new machine. The machine gets this host's apt sources,
-# pip settings and certificates, as a company's machines have them, and a clean clone of this checkout's HEAD. Prints the time it took.
+# DIRECTORY (25 GB free) holds the machine's disk and keeps it between calls; delete it for a new machine. The machine is a set of
+# namespaces (mounts, processes, network), so it needs root, mmdebstrap, ip and iptables here, and no container. It gets this host's apt
+# sources, pip settings, proxies and certificates, as a company's machines have them, and a clean clone of this checkout's HEAD.
+# Prints how long the command took.
 set -euo pipefail
-[ $# -ge 2 ] || { sed -n 2,7p "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n 2,9p "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")/.." && pwd)
 disk=$(realpath -m "$1"); shift
-engine=/usr/bin/docker
-mkdir -p "$disk/docker" "$disk/root"
+root=$disk/root
 
-if ! "$engine" image inspect blackwell-bare-machine >/dev/null 2>&1; then
-    mmdebstrap --variant=apt --include=python3,make,ca-certificates,git bookworm - | "$engine" import --change 'WORKDIR /root/repo' - blackwell-bare-machine >/dev/null
+if [ ! -e "$disk/ready" ]; then
+    mkdir -p "$disk"
+    mmdebstrap --variant=minbase --include=python3,make,ca-certificates,git bookworm "$root"
+    touch "$disk/ready"
+fi
+rm -f "$root/etc/apt/sources.list"
+for file in /etc/apt/sources.list /etc/apt/sources.list.d /etc/apt/apt.conf.d /etc/apt/keyrings /usr/share/keyrings /etc/pip.conf \
+    /etc/ssl/certs/ca-certificates.crt /etc/resolv.conf /etc/hosts; do
+    [ -e "$file" ] || continue
+    mkdir -p "$root$(dirname "$file")"; cp -rLT "$file" "$root$file"
+done
+if [ -d "$root/root/repo" ]; then
+    git -C "$root/root/repo" fetch -q "$here" HEAD && git -C "$root/root/repo" reset -q --hard FETCH_HEAD
+else
+    git clone -q --no-hardlinks "$here" "$root/root/repo"
 fi
 
-# The clone travels as files, so that nothing of this host is mounted but the disk.
-rm -rf "$disk/root/repo.new"; git clone -q --no-hardlinks "$here" "$disk/root/repo.new"
-[ -d "$disk/root/repo" ] && mv "$disk/root/repo.new/.git" "$disk/root/.git.new" && rm -rf "$disk/root/repo/.git" "$disk/root/repo.new" \
-    && mv "$disk/root/.git.new" "$disk/root/repo/.git" && git -C "$disk/root/repo" reset -q --hard \
-    || mv "$disk/root/repo.new" "$disk/root/repo"
+# Its own network, so that its docker0 is not this host's; out through this host.
+space=bare$$; net=10.213.$(( $$ % 250 )).0/24; near=${net%.0/24}.1; far=${net%.0/24}.2
+ip netns add "$space"
+ip link add "$space" type veth peer name eth0 netns "$space"
+ip addr add "$near/24" dev "$space"; ip link set "$space" up
+ip -n "$space" addr add "$far/24" dev eth0; ip -n "$space" link set eth0 up; ip -n "$space" link set lo up
+ip -n "$space" route add default via "$near"
+echo 1 > /proc/sys/net/ipv4/ip_forward
+rules=("nat POSTROUTING -s $net -j MASQUERADE" "filter FORWARD -i $space -j ACCEPT" "filter FORWARD -o $space -j ACCEPT")
+rule() { read -r table rest <<< "$2"; chain=${rest%% *}; iptables -t "$table" "$1" "$chain" ${rest#* }; }
+for text in "${rules[@]}"; do rule -I "$text"; done
+finish() { for text in "${rules[@]}"; do rule -D "$text" || true; done; ip netns delete "$space" || true; ip link delete "$space" 2>/dev/null || true; }
+trap finish EXIT
 
-mounts=(); environment=()
-for file in /etc/apt/sources.list /etc/apt/sources.list.d /etc/apt/apt.conf.d /etc/pip.conf /etc/ssl/certs/ca-certificates.crt /etc/apt/keyrings /usr/share/keyrings; do
-    [ -e "$file" ] && mounts+=(--volume "$file:$file:ro")
-done
-while read -r name; do environment+=(--env "$name"); done < <(compgen -e | grep -E '^(PIP|UV)_|_proxy$|_PROXY$|^SSL_CERT_FILE$|^DEBIAN_MIRROR$' || true)
-started=$(date +%s)
-rc=0
-"$engine" run --rm --privileged --volume "$disk/docker:/var/lib/docker" --volume "$disk/root:/root" "${mounts[@]}" "${environment[@]}" \
-    --workdir /root/repo blackwell-bare-machine "$@" || rc=$?
+keep=(HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin TERM="${TERM:-dumb}" LANG=C.UTF-8)
+while read -r name; do keep+=("$name=${!name}"); done < <(compgen -e | grep -E '^(PIP|UV)_|_(proxy|PROXY)$|^SSL_CERT_FILE$|^DEBIAN_MIRROR$' | grep -v FIND_LINKS || true)
+started=$(date +%s); rc=0
+# Processes of the machine, its daemons among them, end with the command: the process namespace goes.
+ip netns exec "$space" unshare --mount --pid --ipc --uts --fork --kill-child bash -euc '
+    root=$1; shift; hostname bare
+    mount --make-rprivate /; mount --bind "$root" "$root"; cd "$root"
+    mount -t proc proc proc; mount -t sysfs sys sys; mount --rbind /sys/fs/cgroup sys/fs/cgroup; mount --rbind /dev dev
+    mount -t tmpfs run run; mount -t tmpfs tmp tmp
+    mkdir -p mnt/old; pivot_root . mnt/old; /usr/bin/umount -l /mnt/old; rmdir /mnt/old
+    cd /root/repo; exec env -i "$@"' bare "$root" "${keep[@]}" "$@" || rc=$?
 echo "bare machine: '$*' ended with $rc after $(( $(date +%s) - started )) s" >&2
 exit $rc
