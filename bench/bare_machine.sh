@@ -47,8 +47,8 @@ trap finish EXIT
 keep=(HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin TERM="${TERM:-dumb}" LANG=C.UTF-8)
 while read -r name; do keep+=("$name=${!name}"); done < <(compgen -e | grep -E '^(PIP|UV)_|_(proxy|PROXY)$|^SSL_CERT_FILE$|^DEBIAN_MIRROR$' | grep -v FIND_LINKS || true)
 started=$(date +%s); rc=0
-# Processes of the machine, its daemons among them, end with the command: the process namespace goes.
-ip netns exec "$space" unshare --mount --pid --ipc --uts --fork --kill-child bash -euc '
+# (`ip netns exec` would hide the control groups behind a new /sys.) Processes of the machine, its daemons among them, end with the command: the process namespace goes.
+nsenter --net="/run/netns/$space" unshare --mount --pid --ipc --uts --fork --kill-child bash -euc '
     root=$1; shift; hostname bare
     mount --make-rprivate /; mount --bind "$root" "$root"; cd "$root"
     mount -t proc proc proc; mount -t sysfs sys sys; mount --rbind /sys/fs/cgroup sys/fs/cgroup; mount --rbind /dev dev
