@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from blackwell import integer_truth
 from torch import nn
 
 DEVICE = "cuda"
@@ -443,6 +445,9 @@ def integer_operators_match_the_cpu() -> None:
         "division": lambda a, b, i, m: (
             a // b + a % b + torch.div(a, b, rounding_mode="trunc") + torch.fmod(a, b) + b**2
         ),
+        "power": lambda a, b, i, m: torch.stack(
+            [a**2, 2**b, (b % 5) ** (b % 3), b.clone().pow_(b % 3), torch.pow(b, b % 2)]
+        ),
         "bits": lambda a, b, i, m: (a & b) | (a ^ b) | (b << 2) | (a >> 1) | ~a,
         "compare": lambda a, b, i, m: torch.stack([a == b, a != b, a < b, a <= b, a > b, a >= b, a == 3, a > 2]),
         "logic": lambda a, b, i, m: torch.stack([m & (b > 3), m | (b > 3), ~m, m ^ (b > 3), torch.logical_not(a)]),
@@ -510,6 +515,37 @@ def integer_operators_match_the_cpu() -> None:
         ):
             wrong[name] = (got.device, got.dtype, got.flatten()[:20].tolist(), expected.flatten()[:20].tolist())
     assert not wrong, wrong
+
+
+def numbers_before_tensors_of_any_size() -> None:
+    """Every operator of the table that takes a number and then a tensor, below and above the limits of integer truth."""
+    with (Path(integer_truth.__file__).with_suffix(".toml")).open("rb") as file:
+        operators = tomllib.load(file)["operators"]
+    called = []
+    for packet in (getattr(torch.ops.aten, name, None) for name in operators):
+        for overload in map(packet.__getattr__, packet.overloads()) if packet is not None else ():
+            arguments = overload._schema.arguments
+            kinds = [str(argument.type) for argument in arguments if not argument.has_default_value()]
+            if kinds[:2] != ["number", "Tensor"] or (len(kinds) == 3) != overload._schema.is_mutable or len(kinds) > 3:
+                continue
+            dtypes = (
+                (torch.int32,)
+                if "bitwise" in str(overload) or "shift" in str(overload)
+                else (torch.int32, torch.float32)
+            )
+            for dtype in dtypes:
+                for size in (4, integer_truth.MAX_FLOAT_ELEMENTS + 1, integer_truth.MAX_ELEMENTS + 1):
+                    tensor = torch.ones(size, dtype=dtype, device=DEVICE)
+                    like = overload(2, torch.ones(1, dtype=dtype), **_out(arguments, dtype, "cpu"))
+                    got = overload(2, tensor, **_out(arguments, like.dtype, DEVICE))
+                    shape = tensor.shape if like.dim() else ()  # isin answers once for all
+                    assert (got.shape, got.dtype, got.device.type) == (shape, like.dtype, DEVICE), overload
+            called.append(str(overload))
+    assert {"aten.pow.Scalar", "aten.pow.Scalar_out", "aten.remainder.Scalar_Tensor"} <= set(called), called
+
+
+def _out(arguments: Any, dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:
+    return {a.name: torch.empty(0, dtype=dtype, device=device) for a in arguments if a.is_out}
 
 
 def values_reach_python() -> None:
@@ -609,7 +645,7 @@ def refused_calls_name_the_null_gpu() -> None:
 
 # ---- the runner ----
 
-HELPERS = {"batch", "check_collectives", "raises", "resident_mebibytes", "run_forked", "contextmanager"}
+HELPERS = {"_out", "batch", "check_collectives", "raises", "resident_mebibytes", "run_forked", "contextmanager"}
 SECTIONS = {
     name: f
     for name, f in globals().items()

@@ -32,7 +32,7 @@ class IntegerTruthError(RuntimeError):
 
 @functools.cache
 def _table(key: str) -> tuple[str, ...]:
-    """A list of integer_truth.toml: "operators", "except", "index_making" or "value_shaped"."""
+    """A list of integer_truth.toml: "operators", "wraps_number", "index_making" or "value_shaped"."""
     return tuple(tomllib.loads(Path(__file__).with_suffix(".toml").read_text())[key])
 
 
@@ -81,7 +81,7 @@ def _operators() -> list[Any]:
             keys = [
                 k for k in ("CompositeImplicitAutograd", "CUDA", "CompositeExplicitAutograd") if _has_kernel(name, k)
             ]
-            if keys and keys[0] != "CompositeImplicitAutograd" and name.removeprefix("aten::") not in _table("except"):
+            if keys and keys[0] != "CompositeImplicitAutograd":
                 found.append(operator)
     return found
 
@@ -132,12 +132,15 @@ class _Truth:
         self.out = [i for i in self.written if arguments[i].is_out]
         self.index_making = base in _table("index_making")
         self.value_shaped = base in _table("value_shaped")
+        self.wraps_number = operator.name().removeprefix("aten::") in _table("wraps_number")
         self.makes_indices = base in ("tril_indices", "triu_indices")  # without a tensor argument
         self.tensor_positions = [i for i, a in enumerate(arguments) if str(a.type) in ("Tensor", "Optional[Tensor]")]
 
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         positional = self._wrapped_numbers(args)
         if not self._applies(positional, kwargs):
+            if self.wraps_number:
+                return self._left_empty(positional, kwargs)
             return self.original.call_boxed(keys, *positional, **kwargs)
         try:
             return self._on_cpu(positional, kwargs)
@@ -147,6 +150,15 @@ class _Truth:
             if all(_is_integer(t) for t in _tensors((positional, kwargs))):
                 raise
             return self.original.call_boxed(keys, *positional, **kwargs)
+
+    def _left_empty(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What a kernel that does nothing leaves: memory of the right shape and type, never written. Arguments are (number, tensor)."""
+        import torch
+
+        number, tensor = args[:2]
+        if self.out:
+            return kwargs["out"].resize_(tensor.shape)
+        return torch.empty_like(tensor, dtype=torch.result_type(number, tensor))
 
     def _wrapped_numbers(self, args: Sequence[Any]) -> list[Any]:
         """A Python number in a tensor's place arrives as a number; make it the 0-dimensional tensor that the schema promises."""
