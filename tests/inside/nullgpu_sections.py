@@ -521,6 +521,7 @@ def numbers_before_tensors_of_any_size() -> None:
     """Every operator of the table that takes a number and then a tensor, below and above the limits of integer truth."""
     with (Path(integer_truth.__file__).with_suffix(".toml")).open("rb") as file:
         operators = tomllib.load(file)["operators"]
+    answers = {"isin": torch.bool, "bucketize": torch.int64}  # others answer in the tensor's type
     called = []
     for packet in (getattr(torch.ops.aten, name, None) for name in operators):
         for overload in map(packet.__getattr__, packet.overloads()) if packet is not None else ():
@@ -536,7 +537,11 @@ def numbers_before_tensors_of_any_size() -> None:
             for dtype in dtypes:
                 for size in (4, integer_truth.MAX_FLOAT_ELEMENTS + 1, integer_truth.MAX_ELEMENTS + 1):
                     tensor = torch.ones(size, dtype=dtype, device=DEVICE)
-                    like = overload(2, torch.ones(1, dtype=dtype), **_out(arguments, dtype, "cpu"))
+                    like = overload(
+                        2,
+                        torch.ones(1, dtype=dtype),
+                        **_out(arguments, answers.get(str(packet).partition(".")[2], dtype), "cpu"),
+                    )
                     got = overload(2, tensor, **_out(arguments, like.dtype, DEVICE))
                     shape = tensor.shape if like.dim() else ()  # isin answers once for all
                     assert (got.shape, got.dtype, got.device.type) == (shape, like.dtype, DEVICE), overload

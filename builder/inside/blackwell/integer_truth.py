@@ -32,7 +32,7 @@ class IntegerTruthError(RuntimeError):
 
 @functools.cache
 def _table(key: str) -> tuple[str, ...]:
-    """A list of integer_truth.toml: "operators", "wraps_number", "index_making" or "value_shaped"."""
+    """A list of integer_truth.toml: "operators", "index_making" or "value_shaped"."""
     return tuple(tomllib.loads(Path(__file__).with_suffix(".toml").read_text())[key])
 
 
@@ -132,14 +132,16 @@ class _Truth:
         self.out = [i for i in self.written if arguments[i].is_out]
         self.index_making = base in _table("index_making")
         self.value_shaped = base in _table("value_shaped")
-        self.wraps_number = operator.name().removeprefix("aten::") in _table("wraps_number")
+        # pow.Scalar, isin.Scalar_Tensor, bucketize.Scalar: the kernel puts the number on the device as a wrapped tensor and calls another operator with it,
+        # which no Python kernel may be given (an internal assert of torch's pybind_utils).
+        self.number_first = [str(a.type) for a in arguments[:2]] == ["number", "Tensor"]
         self.makes_indices = base in ("tril_indices", "triu_indices")  # without a tensor argument
         self.tensor_positions = [i for i, a in enumerate(arguments) if str(a.type) in ("Tensor", "Optional[Tensor]")]
 
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         positional = self._wrapped_numbers(args)
         if not self._applies(positional, kwargs):
-            if self.wraps_number:
+            if self.number_first:
                 return self._left_empty(positional, kwargs)
             return self.original.call_boxed(keys, *positional, **kwargs)
         try:
@@ -155,10 +157,13 @@ class _Truth:
         """What a kernel that does nothing leaves: memory of the right shape and type, never written. Arguments are (number, tensor)."""
         import torch
 
-        number, tensor = args[:2]
-        if self.out:
-            return kwargs["out"].resize_(tensor.shape)
-        return torch.empty_like(tensor, dtype=torch.result_type(number, tensor))
+        number, tensor, *rest = args
+        out = kwargs.pop("out", None)
+        functional = getattr(self.operator.overloadpacket, self.operator._overloadname.removesuffix("_out"))
+        like = functional(number, tensor.to("meta"), *rest, **kwargs)
+        if out is not None:
+            return out.resize_(like.shape)
+        return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=tensor.device)
 
     def _wrapped_numbers(self, args: Sequence[Any]) -> list[Any]:
         """A Python number in a tensor's place arrives as a number; make it the 0-dimensional tensor that the schema promises."""
