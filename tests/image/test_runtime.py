@@ -256,3 +256,17 @@ find /tmp -path '*blackwell-*' -type f ! -name .overlay-of -printf 'wrote %p\\n'
 """
     done = run_in(image.reference, "sh", "-c", script, user="12345:0", read_only=True, tmpfs=["/tmp:exec"], timeout=900)
     assert done.stdout.splitlines() == ["code 0"] * 8, done.stdout + done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_torchrun_shares_one_baked_cache_without_a_write(image: BuiltImage, run_in: RunIn) -> None:
+    """What the README tells people with four GPUs, under the null GPU: every rank is warm, and nothing is written."""
+    step = ["blackwell", "step", "--device", "null", "--steps", "1", "--expect-warm", "--json"]
+    script = f"""
+torchrun --nproc-per-node 4 --log-dir /tmp/ranks --redirects 1 -m {" ".join(step)}; code=$?
+for rank in 0 1 2 3; do cat /tmp/ranks/*/attempt_0/$rank/stdout.log | python -c 'import json, sys; print(json.load(sys.stdin)["misses"])'; done
+echo "code $code"
+find /tmp -path '*blackwell-*' -type f ! -name .overlay-of -printf 'wrote %p\\n'
+"""
+    done = run_in(image.reference, "sh", "-c", script, user="12345:0", read_only=True, tmpfs=["/tmp:exec"], timeout=900)
+    assert done.stdout.splitlines() == ["0"] * 4 + ["code 0"], done.stdout + done.stderr[-3000:]

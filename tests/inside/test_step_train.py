@@ -427,3 +427,26 @@ def test_anchor_mutation_reaches_training(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(anchors, "document_lengths", lambda tokens, packed: [1] * tokens)
     with pytest.raises(StepError, match="no token of the batch"):
         train.run_step(StepConfig(packed=True))
+
+
+RANK_2 = {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, {}),
+        ({"LOCAL_RANK": "2"}, {}),  # somebody's own variable, not torchrun's
+        (RANK_2, {"CUDA_VISIBLE_DEVICES": "2"}),
+        (RANK_2 | {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, {"CUDA_VISIBLE_DEVICES": "6"}),
+        (RANK_2 | {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c"}, {"CUDA_VISIBLE_DEVICES": "GPU-c"}),
+        (RANK_2 | {"CUDA_VISIBLE_DEVICES": "5"}, {}),
+    ],
+)
+def test_each_rank_of_torchrun_takes_its_own_gpu(environment: dict[str, str], expected: dict[str, str]) -> None:
+    assert step.gpu_of_rank(environment) == expected
+
+
+def test_rank_without_a_gpu_is_told() -> None:
+    with pytest.raises(StepError, match="local rank 2 of 4 has no GPU: CUDA_VISIBLE_DEVICES=0,1 names 2"):
+        step.gpu_of_rank(RANK_2 | {"CUDA_VISIBLE_DEVICES": "0,1"})

@@ -9,13 +9,17 @@ from them (arXiv 2602.06036). The same code runs on three devices:
 
 Exit code: 0 passed; 1 the step failed or took a slow path; 3 --expect-warm met a kernel that had to be compiled.
 
+Under torchrun every rank takes the step on a GPU of its own, and all share one kernel cache.
+
 Example:  blackwell step --device null --card "NVIDIA B200" --expect-warm --json
+          torchrun --nproc-per-node 4 -m blackwell step --expect-warm
 """
 
 import argparse
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 from blackwell import output
@@ -74,6 +78,8 @@ def _run(args: argparse.Namespace) -> int:
         _become_null(args)
     if args.device == "cpu" and null:
         raise StepError("the null GPU is on, and --device cpu has no use for it: run without it.")
+    if args.device == "cuda" and not null:
+        os.environ.update(gpu_of_rank(os.environ))
     config = StepConfig(
         device="cpu" if args.device == "cpu" else "cuda",
         steps=args.steps,
@@ -92,6 +98,29 @@ def _run(args: argparse.Namespace) -> int:
     for problem in report.problems:
         output.say(f"blackwell step: {problem}")
     return EXIT_FAILED if report.problems else 0
+
+
+def gpu_of_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    """What to set so that this rank of torchrun sees its own GPU alone, as device 0; empty without torchrun.
+
+    Device 0 on every rank is what was warmed: Inductor's keys hold the device's index. To be set before torch is imported. Raises StepError
+    when CUDA_VISIBLE_DEVICES names fewer GPUs than there are ranks; a single one is taken as already chosen for this rank.
+    """
+    if "LOCAL_RANK" not in environment or "LOCAL_WORLD_SIZE" not in environment:
+        return {}
+    rank = int(environment["LOCAL_RANK"])
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return {"CUDA_VISIBLE_DEVICES": str(rank)}
+    visible = [device for device in named.split(",") if device.strip()]
+    if len(visible) == 1:
+        return {}
+    if rank >= len(visible):
+        raise StepError(
+            f"local rank {rank} of {environment['LOCAL_WORLD_SIZE']} has no GPU: CUDA_VISIBLE_DEVICES={named} names {len(visible)}. "
+            f"Start {len(visible)} ranks, or make more GPUs visible."
+        )
+    return {"CUDA_VISIBLE_DEVICES": visible[rank]}
 
 
 def _failed(args: argparse.Namespace, error: StepError, code: int) -> int:
