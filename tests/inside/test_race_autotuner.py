@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 
-INSIDE = Path(__file__).resolve().parents[2] / "builder" / "inside"
 EXTRA = [path for path in os.environ.get("BLACKWELL_EXTRA_TRITONS", "").split(":") if path]
 TIMEOUT_S = 20.0
 
@@ -455,8 +454,12 @@ def test_probe_tells_behaviour(cls: type, shared: bool, monkeypatch: pytest.Monk
 
 @functools.cache
 def results_of(mode: str, tree: str) -> dict[str, str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*([tree] if tree else []), str(INSIDE)])}
-    environment["BLACKWELL_STARTUP"] = "0"  # inside an image the hook would arm it
+    import blackwell
+
+    # Inside an image: its start-up hook would arm the fix, and its TRITON_CACHE_AUTOTUNING ask for a kernel with a source.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    inside = str(Path(blackwell.__file__).parents[1])
+    environment |= {"PYTHONPATH": os.pathsep.join([*([tree] if tree else []), inside]), "BLACKWELL_STARTUP": "0"}
     command = [sys.executable, __file__, mode]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
