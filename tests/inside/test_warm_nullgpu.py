@@ -37,6 +37,12 @@ if "another-shape-every-time" in sys.argv:
 x = torch.zeros(n, n, device="cuda", dtype=torch.bfloat16)
 y = torch.empty(n, n, device="cuda")
 square[lambda meta: (n // meta["BLOCK"],)](x, y, n)
+if "another-choice" not in sys.argv:  # the same key, and a pointer that is not divisible by 16: tuned already, yet another kernel
+    square[lambda meta: (n // meta["BLOCK"],)](x, torch.empty(n * n + 1, device="cuda")[1:], n)
+else:  # a card that measured chose otherwise than the rule did
+    for config in square.configs[:2]:  # the card can't hold the third
+        square.configs = [config]
+        square[lambda meta: (n // meta["BLOCK"],)](x, torch.empty(n * n + 1, device="cuda")[1:], n)
 options = {"mode": "max-autotune-no-cudagraphs"} if "max-autotune" in sys.argv else {}
 weight = torch.ones(48, 48, device="cuda", requires_grad=True)
 torch.compile(lambda a: torch.nn.functional.gelu(a @ weight).sum(), **options)(y[:48, :48]).backward()
@@ -104,7 +110,7 @@ def test_every_configuration_is_compiled_and_one_chosen_by_rule(bed: Bed) -> Non
     best = min((score, block) for block, score in scores.items() if score is not None)[1]
     assert choice["chosen"]["BLOCK"] == best
     kernels = [entry for entry in bed.report["kernels"] if entry["kernel"] == "square"]
-    assert len(kernels) == 3 and all(entry["registers"] > 0 and entry["cubin_bytes"] > 0 for entry in kernels)
+    assert len(kernels) == 2 * 3 and all(entry["registers"] > 0 and entry["cubin_bytes"] > 0 for entry in kernels)
 
 
 def test_what_the_card_would_refuse_is_reported(bed: Bed) -> None:
@@ -113,6 +119,25 @@ def test_what_the_card_would_refuse_is_reported(bed: Bed) -> None:
         "nine stages of 32 KiB of shared memory: the card has 227"
     )
     assert "shared memory" in refused[0]["reason"]
+
+
+def test_whatever_a_card_chooses_is_warm_for_every_specialization(bed: Bed) -> None:
+    """Tuned once for a key, launched with other arguments later: those are compiled for all configurations, not for the choice alone."""
+    environment = bed.environment | nullgpu.environment(CARD) | {"TRITON_CACHE_DIR": str(bed.cache / "triton")}
+    counting = (
+        "import runpy, sys\n"
+        "from triton import knobs\n"
+        "asked = []\n"
+        "knobs.compilation.listener = lambda **event: event['src'].name == 'square' and asked.append(event['cache_hit'])\n"
+        f"sys.argv = [{str(bed.script)!r}, 'another-choice']\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "print('hits', asked.count(True), 'misses', asked.count(False), flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", counting], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    # Three while it tunes anew, then two for the other pointer.
+    assert "hits 5 misses 0" in done.stdout, done.stdout + done.stderr[-3000:]
 
 
 def test_the_cache_is_sealed_and_sound(bed: Bed) -> None:

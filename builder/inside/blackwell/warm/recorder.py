@@ -38,7 +38,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._failed = False
         self._ended = False
-        self._thread = threading.local()
+        self._thread = threading.local()  # of the autotuner's call in this thread: directory, asked, pruned
 
     def write(self, event: str, **content: Any) -> None:
         """Append one event. A forked child writes to a file of its own."""
@@ -63,6 +63,7 @@ class Recorder:
 
         knobs.compilation.listener = listener
         if self.limits is not None:
+            _replace(Autotuner, "run", lambda original: self.run_and_compile(original))
             _replace(Autotuner, "_bench", lambda original: self.static_bench)
             _replace(Autotuner, "prune_configs", lambda original: self.prune_and_compile(original))
             _replace(Autotuner, "check_disk_cache", lambda original: self.note_choice(original))
@@ -71,6 +72,7 @@ class Recorder:
     def on_compilation(self, *, src: Any, metadata: Mapping[str, Any], times: Any, cache_hit: bool, **_: Any) -> None:
         """Triton's listener: one event for each kernel asked for."""
         target = metadata.get("target")
+        self._thread.asked = True
         facts: dict[str, Any] = {
             "hash": metadata.get("hash"),
             "kernel": metadata.get("name") or getattr(src, "name", "?"),
@@ -112,13 +114,35 @@ class Recorder:
         record.append({"config": _config_dict(config), "hash": kernel.hash, **vars(facts), "score": value})
         return value
 
+    def run_and_compile(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps `Autotuner.run`: compiles every configuration for each new specialization of the kernel's arguments.
+
+        An autotuner tunes once for a key, and the key says less than a specialization does (not the divisibility of an argument, not
+        whether a pointer is None). The later ones would be compiled for the choice made here alone, and a card that tunes anew and
+        chooses otherwise would have to compile.
+        """
+
+        def ran(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+            self._thread.asked = self._thread.pruned = False
+            result = run(tuner, *args, **kwargs)
+            if self._thread.asked and not self._thread.pruned and len(tuner.configs) > 1:
+                tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+                try:
+                    tuner.prune_configs(kwargs)
+                finally:
+                    tuner.nargs = None
+            return result
+
+        return ran
+
     def prune_and_compile(self, prune: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps `Autotuner.prune_configs`: compiles what is left in several threads before it is looked at one by one."""
 
         def pruned(tuner: Any, kwargs: dict[str, Any]) -> Any:
+            self._thread.pruned = True
             configs = prune(tuner, kwargs)
             tuner.__dict__.setdefault("_blackwell_choice", {})[threading.get_ident()] = []
-            if self.threads > 1 and len(configs) > 1 and kwargs.get("grid") is not None:
+            if len(configs) > 1 and kwargs.get("grid") is not None:
                 self._compile_all(tuner, configs, kwargs)
             return configs
 
