@@ -94,7 +94,7 @@ def test_events_cut_off_by_a_kill_are_left_out(tmp_path: Path) -> None:
 
 
 def test_the_recorder_is_off_without_its_variable() -> None:
-    code = "import sys; print(any(type(finder).__name__ == '_AfterImport' for finder in sys.meta_path))"
+    code = "import sys; print(any(type(finder).__name__ == 'AfterImport' for finder in sys.meta_path))"
     hook = str(Path(child.__file__).with_name("hook"))
     environment = {**BASE, "PYTHONPATH": f"{hook}{os.pathsep}{BASE['PYTHONPATH']}"}
     environment.pop(recorder.EVENTS, None)
@@ -121,9 +121,9 @@ def test_a_module_that_was_only_looked_for_is_still_watched(tmp_path: Path) -> N
     (tmp_path / "watched.py").write_text("value = 1")
     code = (
         f"import sys, importlib.util; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from blackwell.warm.recorder import _AfterImport\n"
+        "from blackwell.after_import import AfterImport\n"
         "seen = []\n"
-        "sys.meta_path.insert(0, _AfterImport({'watched': lambda module: seen.append(module.value)}))\n"
+        "sys.meta_path.insert(0, AfterImport({'watched': lambda module: seen.append(module.value)}))\n"
         "assert importlib.util.find_spec('watched') is not None and importlib.util.find_spec('watched') is not None\n"
         "import watched, importlib\n"
         "importlib.reload(watched)\n"

@@ -3,6 +3,7 @@
 import logging
 import re
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -47,23 +48,37 @@ class Observer:
         self.hits: list[str] = []
         self.misses: list[str] = []
         self.loads = 0
+        self.triton_seconds = (
+            0.0  # in Triton's compile(), which finds or compiles, and loading its modules; added over threads
+        )
         self.warnings: list[str] = []
         self._lock = threading.Lock()
+        self._thread = threading.local()
         self._undo: list[Callable[[], None]] = []
         self._graphs_before: dict[str, int] = {}
+        self._dynamo_before = 0.0
 
-    def on_compilation(self, *, src: Any, metadata: dict[str, Any], cache_hit: bool, **_: Any) -> None:
+    def on_compilation(
+        self, *, src: Any, metadata: dict[str, Any], cache_hit: bool, times: Any = None, **_: Any
+    ) -> None:
         """Triton's listener. Raises ColdKernel at a miss when the cache must be warm."""
         name = str(metadata.get("name") or getattr(src, "name", "?"))
         with self._lock:
             (self.hits if cache_hit else self.misses).append(name)
+            self.triton_seconds += times.total / 1e6 if times is not None else 0.0
         if self.expect_warm and not cache_hit:
             raise ColdKernel(cold_text(name))
 
+    def on_load_start(self, *_: Any, **__: Any) -> None:
+        """Triton's hook before a module is loaded."""
+        self._thread.load_started = time.perf_counter()
+
     def on_load(self, *_: Any, **__: Any) -> None:
         """Triton's hook after a module was loaded."""
+        now = time.perf_counter()
         with self._lock:
             self.loads += 1
+            self.triton_seconds += now - getattr(self._thread, "load_started", now)
 
     def on_warning(self, message: str) -> None:
         """Keep each distinct warning once, in order."""
@@ -79,6 +94,10 @@ class Observer:
     def graphs(self) -> dict[str, int]:
         """Hits, misses and bypasses of Inductor's FX graph cache and the autograd cache since this observer was entered."""
         return {name: count - self._graphs_before.get(name, 0) for name, count in _graph_counters().items()}
+
+    def dynamo_seconds(self) -> float:
+        """Seconds in Dynamo's frames since this observer was entered: tracing, guards, and finding or compiling the graph."""
+        return _dynamo_seconds() - self._dynamo_before
 
     def slow_paths(self, cpu: bool) -> list[str]:
         """Warnings that mean a slow path. On the CPU FLA's "roll back to CPU" at import is expected: the references run there."""
@@ -104,6 +123,7 @@ class Observer:
             self._undo.append(lambda logger=logger: logger.removeHandler(collector))  # type: ignore[misc]
         self._watch_triton()
         self._graphs_before = _graph_counters()
+        self._dynamo_before = _dynamo_seconds()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -122,8 +142,12 @@ class Observer:
 
         knobs.compilation.listener = listener
         self._undo.append(lambda: setattr(knobs.compilation, "listener", before))
-        knobs.runtime.kernel_load_end_hook.add(self.on_load)
-        self._undo.append(lambda: knobs.runtime.kernel_load_end_hook.remove(self.on_load))
+        for chain, hook in (
+            (knobs.runtime.kernel_load_start_hook, self.on_load_start),
+            (knobs.runtime.kernel_load_end_hook, self.on_load),
+        ):
+            chain.add(hook)
+            self._undo.append(lambda chain=chain, hook=hook: chain.remove(hook))  # type: ignore[misc]
 
 
 def _top_loggers() -> list[logging.Logger]:
@@ -141,6 +165,12 @@ def cold_text(name: str) -> str:
         f"kernel {name} was not in the kernel cache and had to be compiled. The cache was warmed for another shape, card, Triton or torch, "
         "or lies elsewhere than TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR say: `blackwell kernels explain` says which part differs."
     )
+
+
+def _dynamo_seconds() -> float:
+    from torch._dynamo.utils import compilation_time_metrics
+
+    return float(sum(compilation_time_metrics.get("_compile.compile_inner", [])))
 
 
 def _graph_counters() -> dict[str, int]:

@@ -80,6 +80,7 @@ def _observed(config: StepConfig, null: bool, observer: Observer, started: float
             seconds[("first_step", "second_step")[index]] = time.perf_counter() - before
         losses.append(loss)
         norms.append(norm)
+    seconds |= {"triton": observer.triton_seconds, "dynamo": observer.dynamo_seconds()}
     if config.expect_warm:
         _demand_warm(observer)
     losses_out = None if null else [float(x) for x in losses]

@@ -240,7 +240,8 @@ def main() -> int:
             {
                 "config": args.config, "layers": content["num_hidden_layers"], "device": torch.cuda.get_device_name(), "build_seconds": built,
                 "timings": [asdict(timing) for timing in timings], "hits": len(observer.hits), "misses": len(observer.misses),
-                "kernels_loaded": observer.loads, "graphs": observer.graphs(), "problems": observer.slow_paths(cpu=False),
+                "missed": observer.misses[:20], "kernels_loaded": observer.loads,
+                "triton_seconds": observer.triton_seconds, "dynamo_seconds": observer.dynamo_seconds(), "graphs": observer.graphs(), "problems": observer.slow_paths(cpu=False),
             }
         )  # fmt: skip
     return 0

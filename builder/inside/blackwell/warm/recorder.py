@@ -5,17 +5,16 @@ Set up by environment variables (`blackwell.warm.child` sets them); each process
 """
 
 import atexit
-import importlib.util
 import json
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from blackwell.after_import import AfterImport
 from blackwell.warm import choice
 
 EVENTS = "BLACKWELL_WARM_EVENTS"
@@ -278,7 +277,7 @@ def start() -> None:
     if limits is not None:
         hooks["torch._inductor.select_algorithm"] = recorder.forbid_autotuning_templates
         hooks["torch._inductor.fx_passes.pad_mm"] = recorder.no_padding
-    sys.meta_path.insert(0, _AfterImport(hooks))
+    sys.meta_path.insert(0, AfterImport(hooks))
     _watch_the_end(recorder)
 
 
@@ -297,39 +296,6 @@ def _watch_the_end(recorder: Recorder) -> None:
 
     sys.excepthook = excepthook
     os._exit = _exit  # type: ignore[assignment]
-
-
-class _AfterImport:
-    """Meta path finder that calls a function with a module right after it was imported, once each."""
-
-    def __init__(self, hooks: Mapping[str, Callable[[ModuleType], None]]) -> None:
-        self._hooks = dict(hooks)
-        self._asking = threading.local()
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The spec that the other finders give, with the hook behind its loader.
-
-        Also called by programs that only ask whether a module exists, so a hook is used up by loading, not by finding.
-        """
-        if name not in self._hooks or getattr(self._asking, "name", None) == name:
-            return None
-        self._asking.name = name
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._asking.name = None
-        if spec is None or spec.loader is None:
-            return spec
-        load = spec.loader.exec_module
-
-        def load_then_call(module: ModuleType) -> None:
-            load(module)
-            hook = self._hooks.pop(name, None)
-            if hook is not None:
-                hook(module)
-
-        spec.loader.exec_module = load_then_call  # type: ignore[method-assign]
-        return spec
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
