@@ -159,3 +159,39 @@ def test_a_program_that_is_different_every_time_is_caught(bed: Bed, tmp_path: Pa
     done = bed.warm(script=("another-shape-every-time", str(tmp_path / "counter")))
     assert done.returncode == 1
     assert "did not find everything warm" in json.loads(done.stdout)["error"]
+
+
+DEVICES = """
+import sys, torch
+import torch.nn.functional as F
+
+for index in range(torch.cuda.device_count()):
+    torch.cuda.set_device(index)
+    weight = torch.ones(48, 48, device="cuda", requires_grad=True)
+    torch.compile(lambda a: F.gelu(a @ weight).sum())(torch.ones(48, 48, device="cuda")).backward()
+print("devices", torch.cuda.device_count(), flush=True)
+"""
+
+
+def test_every_device_that_a_job_uses_is_warm(tmp_path: Path) -> None:
+    """Inductor's keys hold the device's index: a cache for two devices serves a rank that stays on its second GPU."""
+    needs_null_gpu()
+    bed = Bed(tmp_path)
+    bed.script.write_text(DEVICES)
+    done = bed.warm("--devices", "2")  # which checks itself in new processes
+    assert done.returncode == 0, done.stderr
+    second = bed.script.with_name("second.py")
+    second.write_text(
+        DEVICES.replace("range(torch.cuda.device_count())", "(1,)")
+        + "from torch._dynamo.utils import counters\n"
+        + "print({n: c for g in ('inductor', 'aot_autograd') for n, c in counters[g].items() if n.startswith(('fxgraph_', 'autograd_'))})\n"
+    )
+    environment = bed.environment | nullgpu.environment(CARD, 2)
+    environment |= {
+        "TRITON_CACHE_DIR": str(bed.cache / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(bed.cache / "inductor"),
+    }
+    done = subprocess.run(
+        [sys.executable, str(second)], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "{'fxgraph_cache_hit': 2, 'autograd_cache_hit': 1}" in done.stdout, done.stdout + done.stderr[-3000:]
