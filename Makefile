@@ -51,7 +51,7 @@ lint: $(VENV)/.ready ## ruff and mypy
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
-	@cd builder/inside && ../../$(VENV)/bin/mypy --config-file ../../pyproject.toml -p blackwell
+	@cd builder/inside && ../../$(VENV)/bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p blackwell
 
 unit: $(VENV)/.ready ## Unit and golden tests: no processes, no network
 	@$(VENV)/bin/pytest -q tests/unit tests/golden

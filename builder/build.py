@@ -68,7 +68,7 @@ class Work:
             str(p.relative_to(t)): p.read_bytes().hex()
             for t in (self.inside, self.scripts)
             for p in sorted(t.rglob("*"))
-            if _goes_in(p)
+            if p.is_file() and not any(map(_is_by_product, p.relative_to(t).parts))
         }
         return checksum([dict(self.files), trees, [str(c) for c in self.image.capabilities]])
 
@@ -103,8 +103,9 @@ class Result:
     seconds: Mapping[str, float]
 
 
-def _goes_in(path: Path) -> bool:
-    return path.is_file() and "__pycache__" not in path.parts
+def _is_by_product(name: str) -> bool:
+    """What tools leave in a source tree (__pycache__, .mypy_cache, an editor's .x.swp): never part of an image, nor of its inputs."""
+    return name == "__pycache__" or name.startswith(".")
 
 
 def unchanged(engine: docker.Engine, work: Work) -> str | None:
@@ -230,9 +231,8 @@ def write_context(context: Path, work: Work, rootfs: Path | None, uv: Path) -> N
         path = context / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(work.inside, context / "inside", ignore=ignore)
-    shutil.copytree(work.scripts, context / "build", ignore=ignore)
+    for tree, name in ((work.inside, "inside"), (work.scripts, "build")):
+        shutil.copytree(tree, context / name, ignore=lambda _, names: [n for n in names if _is_by_product(n)])
     shutil.copy2(uv, context / "build" / "install" / "uv")
     (context / "wheels").mkdir()
     if rootfs:

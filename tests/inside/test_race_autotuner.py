@@ -458,8 +458,8 @@ def results_of(mode: str, tree: str) -> dict[str, str]:
 
     # Inside an image: its start-up hook would arm the fix, and its TRITON_CACHE_AUTOTUNING ask for a kernel with a source.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    inside = str(Path(blackwell.__file__).parents[1])
-    environment |= {"PYTHONPATH": os.pathsep.join([*([tree] if tree else []), inside]), "BLACKWELL_STARTUP": "0"}
+    path = [tree, str(Path(blackwell.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, path)), "BLACKWELL_STARTUP": "0"}
     command = [sys.executable, __file__, mode]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]

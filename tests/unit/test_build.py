@@ -1,5 +1,6 @@
 """BuildKit's output becomes progress and times; a failure becomes one sentence with the failing step's last lines."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,3 +95,23 @@ def test_inputs_change_with_everything_that_goes_in(image: Image) -> None:
     assert work.inputs == flow.work_of(project, image, locked).inputs
     assert work.inputs != replace(work, files={**work.files, "Dockerfile": "FROM other"}).inputs
     assert work.inputs != replace(work, inside=project.scripts).inputs
+
+
+def test_what_tools_leave_in_a_tree_is_no_input(image: Image, tmp_path: Path) -> None:
+    """A type checker's cache or an editor's swap file must not cost a build, nor get into an image."""
+    project = flow.Project.find()
+    work = flow.work_of(project, image, flow.read_lock(project, image))
+    inside = tmp_path / "inside"
+    shutil.copytree(work.inside, inside)
+    copied = replace(work, inside=inside)
+    for by_product in (".mypy_cache/3.11/x.json", "blackwell/__pycache__/cli.pyc", "blackwell/.cli.py.swp"):
+        (inside / by_product).parent.mkdir(parents=True, exist_ok=True)
+        (inside / by_product).write_text("left by a tool")
+    assert copied.inputs == work.inputs
+    uv = tmp_path / "uv"
+    uv.touch()
+    build.write_context(tmp_path / "context", copied, None, uv)
+    names = {path.name for path in (tmp_path / "context").rglob("*")}
+    assert "cli.py" in names and not names & {".mypy_cache", "x.json", "cli.pyc", ".cli.py.swp"}
+    (inside / "blackwell" / "more.py").write_text("")
+    assert copied.inputs != work.inputs
