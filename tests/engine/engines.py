@@ -13,18 +13,18 @@ from pathlib import Path
 import docker as sdk
 import pytest
 
+from builder.engine import docker
+from builder.engine.process import run
+
 DOCKERD = shutil.which("dockerd") or shutil.which("dockerd", path="/usr/sbin")
-# A newer engine (26 or later: its BuildKit rewrites times and writes registry caches) and buildx, where they are not installed:
-# Debian 13 has both (docker.io, containerd and docker-buildx; unpacked with `dpkg -x` they run on Debian 12 too).
-NEWER = os.environ.get("BUILDER_TEST_DOCKERD", "")
-BUILDX = os.environ.get("BUILDER_TEST_BUILDX", "")
 
 
 @contextlib.contextmanager
-def clean_engine(folder: Path, dockerd: str | None = DOCKERD, **features: bool) -> Iterator[str]:
+def clean_engine(folder: Path, dockerd: str | Path | None = DOCKERD, **features: bool) -> Iterator[str]:
     """Start a Docker Engine without any image or cache; its DOCKER_HOST. Builds on it need the host's network. Needs root."""
     if os.geteuid() or not dockerd:
         pytest.skip("an engine of one's own needs root and dockerd")
+    docker.require_tools(run, print, {"ip": "iproute2"})
     folder.mkdir(parents=True)
     running = tempfile.mkdtemp(prefix="engine-")  # short: paths of sockets may have 107 bytes
     socket = f"unix://{running}/docker.sock"

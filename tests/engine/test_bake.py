@@ -12,17 +12,11 @@ import pytest
 
 from builder import bake, build
 from builder.engine.process import run
-from tests.engine import registries
+from tests.engine import registries, trixie
 from tests.engine.conftest import Small
-from tests.engine.engines import BUILDX, NEWER, clean_engine
+from tests.engine.engines import clean_engine
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (NEWER and BUILDX),
-        reason="needs Docker 26 or newer and buildx: set BUILDER_TEST_DOCKERD and BUILDER_TEST_BUILDX to their programs",
-    ),
-]
+pytestmark = pytest.mark.slow
 
 
 def thin(rootfs: Path, folder: Path) -> Path:
@@ -81,7 +75,17 @@ def baked(host: str, made: Mapping[str, Any], folder: Path) -> str:
         key: {"build": {"context": target["context"], "network": "host"}} for key, target in made["target"].items()
     }
     (folder / "network.yaml").write_text(json.dumps({"services": services}))
-    argv = [BUILDX, "bake", "--progress", "plain", "-f", folder / "bake.json", "-f", folder / "network.yaml", "image"]
+    argv = [
+        trixie.buildx(),
+        "bake",
+        "--progress",
+        "plain",
+        "-f",
+        folder / "bake.json",
+        "-f",
+        folder / "network.yaml",
+        "image",
+    ]
     run(argv, env={"DOCKER_HOST": host, "DOCKER_CONFIG": str(folder)}, on_line=said.append)
     return "\n".join(said)
 
@@ -93,16 +97,16 @@ def test_two_engines_bake_one_digest_and_a_third_bakes_from_the_cache(small: Sma
         for name in ("one", "two"):
             to = f"{registry.host}/{name}"
             made = file_for(small, tmp_path / name / "files", to, f"{registry.host}/cache-{name}")
-            printed = json.loads(run([BUILDX, "bake", "-f", "-", "--print", "image"], text=json.dumps(made)))
+            printed = json.loads(run([trixie.buildx(), "bake", "-f", "-", "--print", "image"], text=json.dumps(made)))
             assert list(printed["target"]) == [bake.name(small.image)]
-            with clean_engine(tmp_path / name / "engine", NEWER, **{"containerd-snapshotter": True}) as host:
+            with clean_engine(tmp_path / name / "engine", trixie.dockerd(), **{"containerd-snapshotter": True}) as host:
                 baked(host, made, tmp_path / name)
             digests.append(manifest_of(tmp_path / name / "files" / "image.tar"))
         assert len(digests[0]["layers"]) == 3
         assert digests[0] == digests[1]
 
         made = file_for(small, tmp_path / "three" / "files", f"{registry.host}/three", f"{registry.host}/cache-one")
-        with clean_engine(tmp_path / "three" / "engine", NEWER, **{"containerd-snapshotter": True}) as host:
+        with clean_engine(tmp_path / "three" / "engine", trixie.dockerd(), **{"containerd-snapshotter": True}) as host:
             said = baked(host, made, tmp_path / "three")
         ran = [line for line in said.splitlines() if "RUN" in line and line.startswith("#")]
         assert len(ran) >= 3 and said.count("CACHED") >= len(ran)
