@@ -1,5 +1,6 @@
 """Bundles: what `tune` collects, a merge, and what a build takes from one and what it refuses."""
 
+import argparse
 import json
 import math
 from pathlib import Path
@@ -130,6 +131,28 @@ def test_of_two_cards_of_one_capability_the_first_named_wins(tmp_path: Path) -> 
 
 def test_other_cards_entries_are_silently_not_for_this_build(tmp_path: Path) -> None:
     assert bundle.apply(tmp_path, [], [entry((flat(16), 0.1))], cards=["NVIDIA B300"], triton="3.7.1") == []
+
+
+def test_an_image_takes_the_bundles_in_its_sources_and_the_one_that_is_asked_for_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from blackwell import paths, warm
+
+    parser = argparse.ArgumentParser()
+    warm.add_arguments(parser)
+    monkeypatch.setattr(paths, "data", lambda kind: tmp_path / kind)
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "bundles" / "README.md").write_text("not a bundle")
+    for name, ms in (("bundles/a", 0.1), ("bundles/b", 0.2), ("asked", 0.3)):
+        (tmp_path / f"{name}.json").write_text(bundle.dumps([entry((flat(16), ms))]))
+
+    def chosen(*words: str) -> list[float]:
+        args = parser.parse_args(words)
+        return [found.configs[0][1] for found in bundle.merge(map(bundle.load, warm._bundles(args)))]
+
+    assert chosen("--image") == [0.2]
+    assert chosen("--image", "--bundle", str(tmp_path / "asked.json")) == [0.3]
+    assert chosen("--card", "NVIDIA B200") == []
 
 
 def test_tune_refuses_without_a_card(

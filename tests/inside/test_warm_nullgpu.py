@@ -1,5 +1,6 @@
 """The whole command on real Triton kernels and a compiled graph, under the null GPU: filled once, found by a new process, and caught."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -138,6 +139,28 @@ def test_whatever_a_card_chooses_is_warm_for_every_specialization(bed: Bed) -> N
     )
     # Three while it tunes anew, then two for the other pointer.
     assert "hits 5 misses 0" in done.stdout, done.stdout + done.stderr[-3000:]
+
+
+def test_a_measured_choice_is_baked_instead_of_the_static_one(bed: Bed, tmp_path: Path) -> None:
+    (static,) = [entry for entry in bed.report["choices"] if entry["kernel"] == "square"]
+    refused = {entry["config"]["BLOCK"] for entry in bed.report["rejected"]}
+    configs = [entry["config"] for entry in static["configs"] if entry["config"]["BLOCK"] not in refused]
+    other = next(config for config in configs if config != static["chosen"])
+    measured = {
+        "card": CARD,
+        "capability": "10.0",
+        "triton": importlib.metadata.version("triton"),
+        "torch": importlib.metadata.version("torch"),
+        "kernel": "square",
+        "key": static["key"],
+        "configs": [{"config": config, "ms": 0.1 if config == other else 0.2} for config in configs],
+    }
+    (tmp_path / "b200.json").write_text(json.dumps({"format": 1, "entries": [measured]}))
+    fresh = Bed(tmp_path)
+    done = fresh.warm("--bundle", str(tmp_path / "b200.json"))  # and its own check finds that choice warm
+    assert done.returncode == 0, done.stderr
+    (choice,) = [entry for entry in fresh.report["choices"] if entry["kernel"] == "square"]
+    assert (choice["how"], choice["chosen"], choice["measured_on"]) == ("measured", other, CARD), done.stderr
 
 
 def test_the_cache_is_sealed_and_sound(bed: Bed) -> None:

@@ -29,5 +29,5 @@ def nullgpu_lib() -> Path:
 
 
 def data(kind: str) -> Path:
-    """Directory of data files shipped with the package: 'cards' or 'workloads'."""
+    """Directory of data files shipped with the package: 'bundles', 'cards' or 'workloads'."""
     return Path(__file__).parent / kind

@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     setting = engine.Setting(
         cache=cache, devices=args.devices, jobs=args.jobs or engine.default_jobs(), as_a_job=args.check
     )
-    measured = bundle.load(args.bundle) if args.bundle else []
+    measured = bundle.merge(bundle.load(path) for path in _bundles(args))
     jobs = _jobs(args)
     if args.check:
         results = engine.check(jobs, setting, strict_bypass=not args.program)
@@ -114,7 +114,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         for problem in bundle.apply(
             cache, content["choices"], measured, cards=list(dict.fromkeys(named)), triton=version("triton")
         ):
-            output.say(f"blackwell warm: not used from {args.bundle}: {problem}")
+            output.say(f"blackwell warm: a measured choice is not used: {problem}")
     before_check = cleanup.files(cache)
     if not args.no_check:
         engine.check(jobs, setting, strict_bypass=not args.program)
@@ -133,6 +133,12 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         f"blackwell warm: {summary['cache.entries']} kernels, {summary['cache.bytes'] / 1e6:.1f} MB, {time.monotonic() - started:.0f} s"
     )
     return summary
+
+
+def _bundles(args: argparse.Namespace) -> list[Path]:
+    """Files with measured choices: for an image those that lie in its sources, then the one that is asked for, which wins."""
+    shipped = sorted(paths.data("bundles").glob("*.json")) if args.image else []
+    return [*shipped, *([args.bundle] if args.bundle else [])]
 
 
 def _cache(args: argparse.Namespace) -> Path:
