@@ -50,7 +50,7 @@ def context(
     files = {"Dockerfile": dockerfile(template, image, lock)}
     for name in sorted({d.layer for d in lock.distributions} - {"tools"}):
         files[f"layers/{name}/requirements.txt"] = requirements_text(lock.layer(name))
-        files[f"layers/{name}/prune.txt"] = "".join(f"{r.glob}\n" for r in removals if r.layer == name)
+        files[f"layers/{name}/prune.txt"] = "".join(f"{r.what} {r.glob}\n" for r in removals if r.layer == name)
     files["facts/image.json"] = json.dumps(facts(image, lock, cards), indent=2) + "\n"
     files["facts/lock.toml"] = dumps(lock)
     runtime = [d for d in lock.distributions if d.layer not in ("tools", "compiler")]

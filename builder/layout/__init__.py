@@ -4,6 +4,7 @@ import tomllib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import resources
+from typing import Literal
 
 # Order of installation differs from the order of matching in one point: the catch-all comes before FLA, which changes more often.
 ORDER = ("cuda", "cudnn", "triton", "torch", "extensions", "python", "fla")
@@ -25,11 +26,16 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """Files that are removed in the layer that brought them: a glob under the venv's site-packages, and why they are dead weight."""
+    """What is removed in the layer that brought it, and why it is dead weight.
+
+    `glob`, under the venv's site-packages, names files; `what` says whether they go whole ("files") or lose their symbol tables and
+    debug information ("symbols").
+    """
 
     layer: str
     glob: str
     reason: str
+    what: Literal["files", "symbols"] = "files"
 
 
 def layers() -> Layers:

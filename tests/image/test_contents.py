@@ -3,8 +3,10 @@
 import json
 import re
 
+from packaging.version import Version
 from testinfra.host import Host
 
+from builder.layout import removals
 from tests.image.conftest import BuiltImage, RunIn
 
 SITE = "/opt/venv/lib/{python}/site-packages"
@@ -74,6 +76,39 @@ def test_cuda_libraries_are_there_once_and_no_compiler(host: Host, image: BuiltI
         "find /opt/venv /usr -xdev -type f -name 'libcublasLt.so*' -o -xdev -type f -name 'libcudnn_adv.so*' -o -xdev -type f -name 'libcufft.so*'"
     ).splitlines()
     assert len(names) == 3, names
+
+
+WEIGHT = """
+import csv, importlib.metadata, json, subprocess, sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+site = Path(sys.argv[1])
+brought = {row[0] for d in importlib.metadata.distributions() for row in csv.reader((d.read_text("RECORD") or "").splitlines())}
+found = {}
+for what, glob in json.loads(sys.argv[2]):
+    # The part of a name as deep as the glob: a star stops at a slash, and a folder goes with all that is in it.
+    depth = glob.count("/") + 1
+    names = [name for name in brought if fnmatchcase("/".join(name.split("/")[:depth]), glob)]
+    left = [name for name in names if (site / name).exists()]
+    if what == "symbols":
+        sections = [subprocess.run(["readelf", "-SW", site / name], capture_output=True, text=True, check=True).stdout for name in left]
+        left = [name for name, text in zip(left, sections) if ".debug_" in text or ".symtab" in text]
+    found[glob] = [len(names), left]
+print(json.dumps(found))
+"""
+
+
+def test_dead_weight_is_gone_and_every_row_of_it_is_about_something(host: Host, image: BuiltImage) -> None:
+    """What the distributions say they brought (their RECORD) against what lies there."""
+    rows = [[removal.what, removal.glob] for removal in removals()]
+    command = "/opt/venv/bin/python -c %s %s %s"
+    done = host.run(command, WEIGHT, SITE.format(python=image.python), json.dumps(rows))
+    assert done.rc == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {glob: left for glob, (_, left) in found.items() if left} == {}
+    old = Version(image.facts["versions"]["triton"]) < Version("3.7")
+    nothing = {glob for glob, (count, _) in found.items() if not count}
+    assert nothing == ({"triton/plugins/lib*"} if old else set())
 
 
 def test_environment(image: BuiltImage) -> None:

@@ -68,4 +68,5 @@ def test_removals_have_reasons_and_known_layers() -> None:
     for removal in removals():
         assert len(removal.reason) > 20
         assert removal.layer in ORDER
+        assert removal.what in ("files", "symbols")
         assert not removal.glob.startswith("/") and ".." not in removal.glob
