@@ -76,7 +76,8 @@ def test_too_little_disk_or_memory_is_said_before_anything_is_built(found: dict[
 
 
 INTERRUPTED = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs with Ctrl-C ignored, and so all below
 from dataclasses import replace
 from builder.cli import main
 from builder import flow
