@@ -202,7 +202,8 @@ def labels(work: Work, warm: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_budget(image: Image, size: int, budget: int) -> None:
-    """Raise BudgetError when an image's compressed size (bytes) exceeds the budget of the matrix."""
+    """Raise BudgetError when an image's compressed size (bytes) exceeds its row's budget, or the matrix's where the row has none."""
+    budget = image.stack.budget_zstd_bytes or budget
     if budget and size > budget:
         raise BudgetError(
             f"{image.tag} is {size / host.GB:.2f} GB with zstd, the budget of the matrix is {budget / host.GB:.2f} GB",

@@ -23,7 +23,7 @@ class Resolver(Protocol):
 
 def inputs(image: Image, layers: Layers) -> str:
     """Checksum of everything that a lock is made from: the row without its capabilities, and the layer data."""
-    no_pins = ("driver_floor", "conv1d", "default_for", "reason")
+    no_pins = ("driver_floor", "conv1d", "default_for", "reason", "budget_zstd_bytes")
     stack = {k: v for k, v in asdict(image.stack).items() if k not in no_pins}
     return checksum(
         [FORMAT, asdict(image.base), stack, asdict(image.fla), image.conv1d, image.platform, asdict(layers)]

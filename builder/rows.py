@@ -54,6 +54,7 @@ ROWS: dict[str, tuple[dict[str, Check], dict[str, Check]]] = {
             "devel_image": _DIGEST,
             "conv1d": checks.one_of(["none"]),
             "default_for": checks.listing(checks.one_of(["cuda", "torch", "triton"])),
+            "budget_zstd_bytes": checks.size,
         },
     ),
     "fla": ({"version": checks.version, "transformers": checks.version}, {}),

@@ -62,7 +62,7 @@ class Stack:
     """A torch with the CUDA and the Triton that go with it; `triton` differs from `triton_pin` for an override row.
 
     `default_for` names the axes for which this row answers an open request, `reason` says why an override is wanted:
-    both choose and explain, neither changes a pin.
+    both choose and explain, neither changes a pin. `budget_zstd_bytes` is this row's own size budget, 0 where the matrix's holds.
     """
 
     cuda: str
@@ -75,6 +75,7 @@ class Stack:
     conv1d: str = ""
     default_for: tuple[str, ...] = ()
     reason: str = ""
+    budget_zstd_bytes: int = 0
 
     @property
     def override(self) -> bool:

@@ -71,6 +71,10 @@ def test_an_image_over_its_budget_fails(image: Image) -> None:
     build.check_budget(image, 10**9, 10**9)
     with pytest.raises(BudgetError, match=r"1\.10 GB.*1\.00 GB"):
         build.check_budget(image, 11 * 10**8, 10**9)
+    own = replace(image, stack=replace(image.stack, budget_zstd_bytes=2 * 10**9))
+    build.check_budget(own, 11 * 10**8, 10**9)
+    with pytest.raises(BudgetError, match=r"2\.10 GB.*2\.00 GB"):
+        build.check_budget(own, 21 * 10**8, 10**9)
 
 
 def test_the_wheel_key_depends_on_what_goes_into_a_wheel_and_on_nothing_else(image: Image) -> None:

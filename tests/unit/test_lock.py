@@ -88,6 +88,11 @@ def test_a_change_of_the_layer_data_makes_a_lock_stale() -> None:
         lock.check(made(wanted), wanted, changed)
 
 
+def test_a_budget_does_not_make_a_lock_stale() -> None:
+    wanted = image(triton="3.7")
+    lock.check(made(wanted), replace(wanted, stack=replace(wanted.stack, budget_zstd_bytes=1)), layers())
+
+
 def test_capabilities_do_not_make_a_lock_stale() -> None:
     lock.check(
         made(image(triton="3.7")),
