@@ -412,7 +412,8 @@ def two_processes_two_devices() -> None:
         check_collectives(rank)
         if rank == 1:
             os._exit(0)
-        assert os.wait()[1] == 0, "rank 1 failed"
+        status = os.wait()[1]
+        assert status == 0, f"rank 1 ended with status {status:#x}"
 
 
 # ---- integer truth ----
@@ -683,7 +684,8 @@ def run_forked(name: str, seconds: int) -> tuple[bool, str]:
         text = pipe.read().decode(errors="replace")
     status = os.waitpid(child, 0)[1]
     timer.cancel()
-    return text.endswith("\nPASSED"), text + (
+    # Not at the end of it: a thread of torch may warn in the moment between the mark and the exit.
+    return "\nPASSED" in text, text + (
         "" if os.WIFEXITED(status) else f"\nended by signal {os.WTERMSIG(status)}"
     )
 

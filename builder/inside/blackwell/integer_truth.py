@@ -160,10 +160,14 @@ class _Truth:
         number, tensor, *rest = args
         out = kwargs.pop("out", None)
         functional = getattr(self.operator.overloadpacket, self.operator._overloadname.removesuffix("_out"))
-        like = functional(number, tensor.to("meta"), *rest, **kwargs)
+        # Asked with one element on the CPU: "meta" doesn't know all of them in every torch (2.10's bucketize wants a value).
+        like = functional(number, torch.ones([1] * tensor.dim(), dtype=tensor.dtype), *rest, **kwargs)
+        shape = tensor.shape if like.dim() else ()  # element by element, or one answer for all
         if out is not None:
-            return out.resize_(like.shape)
-        return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=tensor.device)
+            return out.resize_(shape)
+        if not like.dim():
+            return torch.empty((), dtype=like.dtype, device=tensor.device)
+        return torch.empty_like(tensor, dtype=like.dtype)
 
     def _wrapped_numbers(self, args: Sequence[Any]) -> list[Any]:
         """A Python number in a tensor's place arrives as a number; make it the 0-dimensional tensor that the schema promises."""
