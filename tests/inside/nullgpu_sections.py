@@ -685,9 +685,7 @@ def run_forked(name: str, seconds: int) -> tuple[bool, str]:
     status = os.waitpid(child, 0)[1]
     timer.cancel()
     # Not at the end of it: a thread of torch may warn in the moment between the mark and the exit.
-    return "\nPASSED" in text, text + (
-        "" if os.WIFEXITED(status) else f"\nended by signal {os.WTERMSIG(status)}"
-    )
+    return "\nPASSED" in text, text + ("" if os.WIFEXITED(status) else f"\nended by signal {os.WTERMSIG(status)}")
 
 
 if __name__ == "__main__":
