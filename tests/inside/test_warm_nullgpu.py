@@ -71,6 +71,7 @@ class Bed:
             **{name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "TORCHINDUCTOR_"))},
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "BLACKWELL_ROOT": str(directory),
+            "BLACKWELL_NULLGPU_LIB": str(paths.nullgpu_lib()),
             "TMPDIR": str(directory),
         }
 
