@@ -23,10 +23,21 @@ from tests.engine.test_publish import Tiny, tiny
 __all__ = ["tiny"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
 BUILDER = (sys.executable, "-m", "builder")
+# A shell starts its background jobs with Ctrl-C ignored, and so all below them.
+HEARS_CTRL_C = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from builder.cli import main; main()"
+)
 
 
 def started(*words: str, **env: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([*BUILDER, *words], cwd=ROOT, env={**os.environ, **env}, stdout=-1, stderr=-1, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", HEARS_CTRL_C, *words],
+        cwd=ROOT,
+        env={**os.environ, **env},
+        stdout=-1,
+        stderr=-1,
+        text=True,
+    )
 
 
 def half_made(*places: Path) -> list[str]:
