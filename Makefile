@@ -14,9 +14,9 @@ PYTHON ?=
 BASE ?=
 CAPABILITIES ?=
 ID ?=
-SELECT = $(if $(TRITON),--triton $(TRITON)) $(if $(TORCH),--torch $(TORCH)) $(if $(CUDA),--cuda $(CUDA)) $(if $(FLA),--fla $(FLA)) \
-    $(if $(CONV1D),--conv1d $(CONV1D)) $(if $(PYTHON),--python $(PYTHON)) $(if $(BASE),--base $(BASE)) \
-    $(if $(CAPABILITIES),--capability "$(CAPABILITIES)") $(if $(ID),--id $(ID))
+SELECT = $(if $(TRITON),--triton "$(TRITON)") $(if $(TORCH),--torch "$(TORCH)") $(if $(CUDA),--cuda "$(CUDA)") $(if $(FLA),--fla "$(FLA)") \
+    $(if $(CONV1D),--conv1d "$(CONV1D)") $(if $(PYTHON),--python "$(PYTHON)") $(if $(BASE),--base "$(BASE)") \
+    $(if $(CAPABILITIES),--capability "$(CAPABILITIES)") $(if $(ID),--id "$(ID)")
 
 .DEFAULT_GOAL := help
 .PHONY: help image images plan list lock verify test lint unit golden rows publish clean
@@ -45,7 +45,7 @@ verify: $(VENV)/.ready ## Run the image's tests
 	@$(BUILDER) verify $(SELECT)
 
 publish: $(VENV)/.ready ## Push a verified image: make publish ID=... TO=host/repo
-	@$(BUILDER) publish $(SELECT) --to $(TO)
+	@$(BUILDER) publish $(SELECT) --to "$(TO)"
 
 lint: $(VENV)/.ready ## ruff and mypy
 	@$(VENV)/bin/ruff check .

@@ -7,16 +7,16 @@ store, the kernel cache's name and the facts that labels need come out, and only
 import json
 import re
 import shutil
-import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from builder.engine import docker, environment, host
-from builder.engine.process import Runner
+from builder.engine import docker, environment, host, scratch
+from builder.engine.process import Runner, network_failed
 from builder.errors import BudgetError, BuildError, CommandError, HashMismatchError, InterruptedBuildError, NetworkError
 from builder.values import Image, Lock, checksum
 
@@ -79,7 +79,9 @@ class Work:
             for d in self.lock.distributions
             if d.layer in ("extensions", "compiler", "cuda", "cudnn", "torch")
         ]
-        scripts = [(self.scripts / "extensions" / name).read_text() for name in ("extensions.sh", "nvcc")]
+        scripts = [
+            (self.scripts / "extensions" / name).read_text(encoding="utf-8") for name in ("extensions.sh", "nvcc")
+        ]
         key = checksum(
             [
                 compiled_with,
@@ -128,9 +130,9 @@ def build(
         stack.enter_context(host.exclusive(work.image.id))
         if digest := unchanged(engine, work):  # somebody else has just built it
             return Result(image=work.image, digest=digest, built=False, seconds={})
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="builder-")))
+        folder = stack.enter_context(scratch.directory())
         log.parent.mkdir(parents=True, exist_ok=True)
-        output = stack.enter_context(log.open("w"))
+        output = stack.enter_context(log.open("w", encoding="utf-8"))
         progress = Progress(say=say)
 
         def on_line(line: str) -> None:
@@ -151,7 +153,7 @@ def build(
         try:
             if work.lock.layer("extensions"):
                 wheels = store / "wheels" / work.wheel_key(gencode)
-                if not wheels.is_dir():
+                if not _whole(wheels):
                     say(
                         f"compiling extensions with {resources.jobs} jobs ({resources.cores} cores, {resources.memory / host.GB:.0f} GB of memory)"
                     )
@@ -161,17 +163,17 @@ def build(
                 shutil.copytree(wheels, context / "wheels", dirs_exist_ok=True)
             answers = folder / "answers"
             request("fingerprint", output=answers, arguments=arguments)
-            arguments["FINGERPRINT"] = (answers / "fingerprint").read_text().strip()
+            arguments["FINGERPRINT"] = (answers / "fingerprint").read_text(encoding="utf-8").strip()
             request("report", output=answers, arguments=arguments)
-            warm = json.loads((answers / "summary.json").read_text())
+            warm = json.loads((answers / "summary.json").read_text(encoding="utf-8"))
             request("final", tag=work.image.tag, arguments=arguments, labels=labels(work, warm))
         except CommandError as error:
             raise _explain(error, log) from error
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             raise InterruptedBuildError(
                 f"interrupted; no image {work.image.tag} was made, finished steps stay in Docker's build cache",
                 hint="the same command goes on from there",
-            ) from None
+            ) from stop
         found = docker.inspect(engine, work.image.tag)
         assert found is not None
         return Result(image=work.image, digest=str(found["Id"]), built=True, seconds=progress.seconds)
@@ -214,7 +216,7 @@ def check_budget(image: Image, size: int, budget: int) -> None:
 def secrets_of(run: Runner, folder: Path) -> dict[str, Path]:
     """Files with what the host knows of indexes, proxies and certificates; empty where it knows nothing."""
     network = folder / "network"
-    network.write_text(environment.secret_script(run))
+    network.write_text(environment.secret_script(run), encoding="utf-8")
     network.chmod(0o600)
     nothing = folder / "nothing"
     nothing.touch()
@@ -231,7 +233,7 @@ def write_context(context: Path, work: Work, rootfs: Path | None, uv: Path) -> N
     for name, text in work.files.items():
         path = context / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     for tree, name in ((work.inside, "inside"), (work.scripts, "build")):
         shutil.copytree(tree, context / name, ignore=lambda _, names: [n for n in names if _is_by_product(n)])
     shutil.copy2(uv, context / "build" / "install" / "uv")
@@ -244,10 +246,17 @@ def write_context(context: Path, work: Work, rootfs: Path | None, uv: Path) -> N
 
 def _keep(fresh: Path, kept: Path) -> None:
     """Move a directory into the store, whole or not at all."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".part-") as part:
-        shutil.copytree(fresh, Path(part) / "tree")
-        (Path(part) / "tree").rename(kept)
+    with scratch.directory(kept.parent) as work:
+        shutil.copytree(fresh, work / "tree")
+        if kept.exists():  # damaged, or another build of the same wheels was faster
+            kept.rename(work / "before")
+        (work / "tree").rename(kept)
+
+
+def _whole(wheels: Path) -> bool:
+    """Are wheels there, none of them cut off? Their table of contents is at their end."""
+    found = list(wheels.glob("*.whl"))
+    return bool(found) and all(map(zipfile.is_zipfile, found))
 
 
 def _explain(error: CommandError, log: Path) -> BuildError:
@@ -257,29 +266,22 @@ def _explain(error: CommandError, log: Path) -> BuildError:
     said = [re.sub(r"^#\d+ (?:[\d.]+ )?", "", line) for line in lines if failed and line.startswith(f"#{failed} ")]
     tail = "\n".join(f"  {line}" for line in (said or error.output.splitlines())[-15:])
     text = "\n".join(said) or error.output
-    known: tuple[tuple[type[BuildError], str, str, tuple[str, ...]], ...] = (
+    known: tuple[tuple[type[BuildError], str, str, bool], ...] = (
         (
             HashMismatchError,
             "a downloaded distribution differs from the lock",
             "don't trust that index; or refresh the lock with `builder lock`",
-            ("Hash mismatch", "DO NOT MATCH THE HASHES"),
+            "Hash mismatch" in text or "DO NOT MATCH THE HASHES" in text,
         ),
         (
             NetworkError,
             "the network or the index went away",
             "check the network, then run the same command: finished steps are kept",
-            (
-                "error sending request",
-                "dns error",
-                "Failed to fetch",
-                "Connection refused",
-                "timed out",
-                "Temporary failure",
-            ),
+            network_failed(text),
         ),
     )
-    for kind, cause, hint, marks in known:
-        if any(mark in text for mark in marks):
+    for kind, cause, hint, fits in known:
+        if fits:
             return kind(f"the build stopped: {cause}\n{tail}", hint=f"{hint} (full output: {log})")
     if "no space left on device" in error.output.lower():
         return BuildError(

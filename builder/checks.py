@@ -16,38 +16,57 @@ from builder.values import Capability
 
 Check = Callable[[Any], str]
 
+LONGEST_VERSION = 24  # an identifier holds five of them and has to fit into a tag (128)
+LONGEST_SPECIFIER = 200
+_PATH = re.compile(r"\.\w|\[\d+\][:.\[]")  # how a problem within a list or table begins; a shown list begins otherwise
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: short, on one line, whatever it is."""
+    try:
+        words = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits; something too deep
+        words = f"a {type(value).__name__} too large to show"
+    return words if len(words) <= 100 else f"{words[:97]}..."
+
 
 def text(value: Any) -> str:
     """A string that says something."""
-    return "" if isinstance(value, str) and value.strip() else f"must be a non-empty string, not {value!r}"
+    return "" if isinstance(value, str) and value.strip() else f"must be a non-empty string, not {shown(value)}"
 
 
 def version(value: Any) -> str:
     """A version as a string: numbers would lose the zero of "3.10"."""
     if not isinstance(value, str):
-        return f"must be a version in quotes, not {value!r}"
+        return f"must be a version in quotes, not {shown(value)}"
     try:
-        Version(value)
+        spelt = str(Version(value)) if len(value) <= LONGEST_VERSION else ""
     except InvalidVersion:
-        return f"{value!r} is no version"
-    return ""
+        spelt = ""
+    if not spelt:
+        return f"{shown(value)} is no version"
+    if "+" in spelt or "!" in spelt:  # neither an identifier nor a tag can hold them
+        return f"{value!r} has a local part or an epoch: name the release alone"
+    return "" if spelt == value else f"{value!r} must be spelt {spelt!r}, as the package index does"
 
 
 def specifier(value: Any) -> str:
     """A PEP 440 specifier, or "none" for an axis that can be absent."""
     if not isinstance(value, str) or not value.strip():
-        return f"must be a version specifier such as '>=3.6,<3.8', not {value!r}"
+        return f"must be a version specifier such as '>=3.6,<3.8', not {shown(value)}"
+    if len(value) > LONGEST_SPECIFIER:
+        return f"{shown(value)} is no version specifier such as '>=3.6,<3.8'"
     try:
         SpecifierSet("" if value == "none" else value)
     except InvalidSpecifier:
-        return f"{value!r} is no version specifier such as '>=3.6,<3.8'"
+        return f"{shown(value)} is no version specifier such as '>=3.6,<3.8'"
     return ""
 
 
 def capability(value: Any) -> str:
     """A compute capability such as "12.0"."""
     if not isinstance(value, str):
-        return f"must be a compute capability in quotes, not {value!r}"
+        return f"must be a compute capability in quotes, not {shown(value)}"
     try:
         Capability.parse(value)
     except ValueError as error:
@@ -57,20 +76,20 @@ def capability(value: Any) -> str:
 
 def boolean(value: Any) -> str:
     """true or false."""
-    return "" if isinstance(value, bool) else f"must be true or false, not {value!r}"
+    return "" if isinstance(value, bool) else f"must be true or false, not {shown(value)}"
 
 
 def size(value: Any) -> str:
     """A positive number of bytes."""
     good = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    return "" if good else f"must be a positive number of bytes, not {value!r}"
+    return "" if good else f"must be a positive number of bytes, not {shown(value)}"
 
 
 def matching(pattern: str, meaning: str) -> Check:
     """A string that matches the whole pattern; `meaning` says what it would be then."""
 
     def check(value: Any) -> str:
-        return "" if isinstance(value, str) and re.fullmatch(pattern, value) else f"{value!r} is not {meaning}"
+        return "" if isinstance(value, str) and re.fullmatch(pattern, value) else f"{shown(value)} is not {meaning}"
 
     return check
 
@@ -80,7 +99,7 @@ def one_of(words: Iterable[str]) -> Check:
     known = tuple(words)
 
     def check(value: Any) -> str:
-        return "" if value in known else f"{value!r} is not one of {', '.join(known)}{meant(value, known)}"
+        return "" if value in known else f"{shown(value)} is not one of {', '.join(known)}{meant(value, known)}"
 
     return check
 
@@ -90,10 +109,10 @@ def listing(check_item: Check) -> Check:
 
     def check(value: Any) -> str:
         if not isinstance(value, list) or not value:
-            return f"must be a list with something in it, not {value!r}"
+            return f"must be a list with something in it, not {shown(value)}"
         wrong = [f"[{i}]: {problem}" for i, item in enumerate(value) if (problem := check_item(item))]
         return "\n".join(
-            wrong + [f"[{i}]: {item!r} is there twice" for i, item in enumerate(value) if item in value[:i]]
+            wrong + [f"[{i}]: {shown(item)} is there twice" for i, item in enumerate(value) if item in value[:i]]
         )
 
     return check
@@ -102,7 +121,7 @@ def listing(check_item: Check) -> Check:
 def table(path: str, value: Any, required: Mapping[str, Check], optional: Mapping[str, Check]) -> list[str]:
     """Problems of one table, each with its path: missing keys, unknown keys, wrong values."""
     if not isinstance(value, Mapping):
-        return [f"{path}: must be a table, not {value!r}"]
+        return [f"{path}: must be a table, not {shown(value)}"]
     prefix = f"{path}." if path else ""
     known = {**required, **optional}
     found = [f"{prefix}{key}: unknown key{meant(key, known)}" for key in value if key not in known]
@@ -110,7 +129,7 @@ def table(path: str, value: Any, required: Mapping[str, Check], optional: Mappin
     for key, check in known.items():
         problems = check(value[key]).splitlines() if key in value else []
         found += [
-            f"{prefix}{key}{problem}" if problem[0] in ".[" else f"{prefix}{key}: {problem}" for problem in problems
+            f"{prefix}{key}{problem}" if _PATH.match(problem) else f"{prefix}{key}: {problem}" for problem in problems
         ]
     return found
 

@@ -3,22 +3,33 @@
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from builder import build as building
 from builder import cli_publish, flow, plan, render
-from builder.engine import docker, host, sizes
+from builder.ending import run_to_end
+from builder.engine import docker, host, scratch, sizes
+from builder.engine.failures import explain
 from builder.engine.process import run
-from builder.errors import BuilderError, InterruptedBuildError, VerifyError
+from builder.errors import VerifyError
 from builder.options import OUT, as_json, request_of, say, selection
-from builder.show import answer, describe, image_table, layer_names, layer_table, markdown_rows, time_table
+from builder.show import answer, describe, image_table, layer_names, layer_table, markdown_rows, table, time_table
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+class Commands(click.Group):
+    """click's own end of a command takes every closed pipe for a success of `| head`; ours tells what failed."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            raise explain(error) or error from error
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="builder")
 def cli() -> None:
     """Pinned, prewarmed training images for NVIDIA Blackwell."""
@@ -41,12 +52,12 @@ def list_(json_: bool, markdown: bool, **options: Any) -> None:
     if markdown:
         click.echo(markdown_rows(flow.locked_rows(project)), nl=False)
         return
-    table = Table("identifier", "locked", "warnings", box=None, pad_edge=False)
+    rows = table("identifier", "locked", "warnings")
     for image in images:
-        table.add_row(
+        rows.add_row(
             image.id, "yes" if project.lock_path(image).exists() else "no", ", ".join(r.id for r in image.warnings)
         )
-    Console(width=200 if not OUT.is_terminal else None).print(table)
+    OUT.print(rows)
 
 
 @cli.command("plan")
@@ -58,13 +69,7 @@ def plan_(json_: bool, tag: bool, **options: Any) -> None:
 
     Example: builder plan --triton 3.7 --json
     """
-    try:
-        image = flow.choose(flow.Project.find(), request_of(options))
-    except BuilderError as error:
-        if json_:
-            answer({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
-            sys.exit(error.exit_code)
-        raise
+    image = flow.choose(flow.Project.find(), request_of(options))
     if tag:
         click.echo(image.tag)
         return
@@ -106,18 +111,13 @@ def render_(output: str | None, **options: Any) -> None:
 
     Example: builder render --triton 3.7 > Dockerfile
     """
-    from pathlib import Path
-
     project = flow.Project.find()
     image = flow.choose(project, request_of(options))
     locked = flow.read_lock(project, image)
     if output is None:
         click.echo(render.dockerfile(project.template(), image, locked), nl=False)
         return
-    for name, text in flow.render_context(project, image, locked).items():
-        path = Path(output) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    scratch.write_all(Path(output), flow.render_context(project, image, locked))
     say(f"wrote the rendered files to {output}")
 
 
@@ -176,7 +176,12 @@ def verify_(json_: bool, **options: Any) -> None:
         )
     if not verdict.passed:
         failed = [t.name for t in verdict.tests if t.outcome == "failed"]
-        raise VerifyError(f"{verdict.id} failed {len(failed)} of its tests: {', '.join(failed[:10])}")
+        raise VerifyError(
+            f"{verdict.id} failed {len(failed)} of its tests: {', '.join(failed[:10])}"
+            if failed
+            else f"none of the tests of {verdict.id} ran",
+            hint="see why above, mend the image and build it anew",
+        )
 
 
 @cli.command("engine")
@@ -188,7 +193,11 @@ def engine_(empty_store: bool, json_: bool) -> None:
     Example: builder engine
     """
     if empty_store:
-        click.echo(f"{host.store()}: freed {host.empty_store() / 1e6:,.0f} MB")
+        freed = host.empty_store()
+        if json_:
+            answer({"store": str(host.store()), "freed": freed})
+        else:
+            click.echo(f"{host.store()}: freed {freed / 1e6:,.0f} MB")
         return
     engine = docker.ensure(run, say)
     found = host.resources(engine.root)
@@ -206,10 +215,10 @@ def engine_(empty_store: bool, json_: bool) -> None:
     if json_:
         answer(facts)
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
+    rows = table()
     for key, value in facts.items():
-        table.add_row(key.replace("_", " "), f"{value / 1e9:,.1f} GB" if key in ("free_disk", "memory") else str(value))
-    OUT.print(table)
+        rows.add_row(key.replace("_", " "), f"{value / 1e9:,.1f} GB" if key in ("free_disk", "memory") else str(value))
+    OUT.print(rows)
 
 
 for command in cli_publish.COMMANDS:
@@ -218,17 +227,4 @@ for command in cli_publish.COMMANDS:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: an error becomes its sentence, its hint and its exit code."""
-    try:
-        cli.main(args=None if argv is None else list(argv), prog_name="builder", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        say("interrupted: nothing half-made was kept")
-        say("hint: the same command goes on where this one stopped")
-        sys.exit(InterruptedBuildError.exit_code)
-    except BuilderError as error:
-        say(f"error: {error.message}")
-        if error.hint:
-            say(f"hint: {error.hint}")
-        sys.exit(error.exit_code)
+    sys.exit(run_to_end(cli.main, sys.argv[1:] if argv is None else argv))

@@ -3,18 +3,17 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import click
-from rich.table import Table
 
 from builder import bake, diff, flow, plan, publish, release, report
-from builder.engine import contents, docker, host
+from builder.engine import contents, docker, host, scratch
 from builder.engine.process import run
 from builder.engine.skopeo import Access
 from builder.errors import LockMissingError, SelectionError
 from builder.options import OUT, access_of, as_json, registry, request_of, say, selection
-from builder.show import answer
+from builder.show import answer, table
 from builder.values import Image
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,15 +64,15 @@ def publish_(
     if json_:
         answer(asdict(outcome))
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("digest", outcome.digest)
-    table.add_row("image", "pushed" if outcome.pushed else "was there already")
+    rows = table()
+    rows.add_row("digest", outcome.digest)
+    rows.add_row("image", "pushed" if outcome.pushed else "was there already")
     for tag, what in outcome.tags.items():
-        table.add_row("tag", f"{tag}: {what}")
+        rows.add_row("tag", f"{tag}: {what}")
     for name, digest in outcome.attachments.items():
-        table.add_row("attached", f"{name} {digest}")
-    table.add_row("signature", outcome.signed)
-    OUT.print(table)
+        rows.add_row("attached", f"{name} {digest}")
+    rows.add_row("signature", outcome.signed)
+    OUT.print(rows)
 
 
 @click.command("report")
@@ -83,20 +82,21 @@ def publish_(
 @click.option(
     "--output", type=click.Path(file_okay=False, path_type=Path), help="Directory to write to. Default: the store."
 )
-@click.option("--benchmark", type=click.File(), help="A first_step.json of bench/first_step.py, to be shown too.")
-def report_(identifier: str | None, output: Path | None, benchmark: TextIO | None, json_: bool, **options: Any) -> None:
+@click.option("--benchmark", type=click.File("rb"), help="A first_step.json of bench/first_step.py, to be shown too.")
+def report_(
+    identifier: str | None, output: Path | None, benchmark: BinaryIO | None, json_: bool, **options: Any
+) -> None:
     """Write a page about a built image, as self-contained HTML and as Markdown: contents, needs, warm kernels, sizes, issues, tests.
 
     Example: builder report --triton 3.7 --output .
     """
     project = flow.Project.find()
     image = chosen(project, identifier, options)
-    material = release.report_of(run, project, image, benchmark.read() if benchmark else "", say)
+    material = release.report_of(run, project, image, benchmark.read() if benchmark else b"", say)
     folder = output or host.store() / "reports"
-    folder.mkdir(parents=True, exist_ok=True)
     paths = {"html": folder / f"{image.id}.html", "markdown": folder / f"{image.id}.md"}
-    paths["html"].write_text(report.html(material))
-    paths["markdown"].write_text(report.markdown(material))
+    pages = {"html": report.html(material), "markdown": report.markdown(material)}
+    scratch.write_all(folder, {path.name: pages[kind] for kind, path in paths.items()})
     if json_:
         answer({kind: str(path) for kind, path in paths.items()})
         return
@@ -109,7 +109,7 @@ def report_(identifier: str | None, output: Path | None, benchmark: TextIO | Non
 @click.argument("after", metavar="B")
 @registry
 @as_json
-@click.option("--files", default=20, show_default=True, help="The most files to name.")
+@click.option("--files", type=click.IntRange(min=0), default=20, show_default=True, help="The most files to name.")
 def diff_(before: str, after: str, files: int, json_: bool, **options: Any) -> None:
     """Say what changed from image A to image B: versions, packages, kernels, labels, files. Either is an identifier, a local tag
     or digest, an archive, oci:DIRECTORY or HOST/REPO:TAG.

@@ -1,7 +1,8 @@
 """Every way to fail, one class and one exit code each.
 
 A message says what happened and why; `hint` says what to do next. Only the command line turns an error into an exit.
-Exit codes 1 (unexpected) and 2 (click's usage errors) are not used here.
+Exit codes 1 (a fault of builder itself) and 2 (click's usage errors) are not used here; 143 and 129 are SIGTERM and SIGHUP,
+which end a command as Ctrl-C does.
 """
 
 
@@ -131,10 +132,37 @@ class CommandError(BuilderError):
         import shlex
 
         tail = "\n".join(output.splitlines()[-20:])
+        hint = (
+            hint or "mend what these lines say, then run the same command again; BUILDER_VERBOSE=1 shows every command"
+        )
         super().__init__(f"`{shlex.join(argv)}` ended with status {code}" + (f":\n{tail}" if tail else ""), hint=hint)
         self.argv = argv
         self.code = code
         self.output = output
+
+
+class FileError(BuilderError):
+    """A file or directory can't be read or written: a full disk, missing rights, something else in its place."""
+
+    exit_code = 28
+
+
+class DamagedError(BuilderError):
+    """Something that was read is not what it should be: cut off, of another format, or no text."""
+
+    exit_code = 29
+
+
+class TemplateError(BuilderError):
+    """The Dockerfile template can't be rendered."""
+
+    exit_code = 30
+
+
+class OutputClosedError(BuilderError):
+    """Whoever read our output went away, as `| head` does; said by the code alone."""
+
+    exit_code = 141
 
 
 class InterruptedBuildError(BuilderError):

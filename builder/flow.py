@@ -1,9 +1,7 @@
 """Joins the rooms for the command line: matrix -> plan -> lock -> render -> build. Files of the repository are opened here."""
 
 import contextlib
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,9 +9,18 @@ from functools import partial
 from pathlib import Path
 
 from builder import arch, build, layout, lock, matrix, plan, render, verify
-from builder.engine import debian, docker, host, uv
+from builder.engine import debian, docker, host, scratch, uv
+from builder.engine.places import variable
 from builder.engine.process import Runner
-from builder.errors import CommandError, LockMissingError, LockStaleError, SelectionError, VerifyError
+from builder.errors import (
+    CommandError,
+    EngineError,
+    FileError,
+    LockMissingError,
+    LockStaleError,
+    SelectionError,
+    VerifyError,
+)
 from builder.inside_data import cards_for
 from builder.values import DebianPackage, Image, Lock, Matrix
 
@@ -29,8 +36,14 @@ class Project:
 
     @classmethod
     def find(cls) -> "Project":
-        """The repository: BUILDER_ROOT, else the one that this package lies in."""
-        return cls(root=Path(os.environ.get("BUILDER_ROOT", Path(__file__).resolve().parent.parent)))
+        """The repository: BUILDER_ROOT, else the one that this package lies in. Raises FileError if it isn't there."""
+        root = Path(variable("BUILDER_ROOT") or Path(__file__).resolve().parent.parent).absolute()
+        if not (root / "matrices").is_dir():
+            raise FileError(
+                f"{root} is no checkout of this repository: it has no directory matrices",
+                hint="run builder from its checkout's virtual environment, or set BUILDER_ROOT to a checkout",
+            )
+        return cls(root=root)
 
     @property
     def matrices(self) -> Path:
@@ -49,7 +62,7 @@ class Project:
 
     def template(self) -> str:
         """Text of the Dockerfile template."""
-        return (self.root / "Dockerfile.j2").read_text()
+        return (self.root / "Dockerfile.j2").read_text(encoding="utf-8")
 
     def lock_path(self, image: Image) -> Path:
         """Where an image's lock lies."""
@@ -87,7 +100,7 @@ def read_lock(project: Project, image: Image) -> Lock:
         raise LockMissingError(
             f"{image.lock_name} has no lock", hint=f"make it with `builder lock --id {image.lock_name}` and commit it"
         )
-    found = lock.loads(path.read_text(), where=str(path.relative_to(project.root)))
+    found = lock.loads(path.read_bytes(), where=str(path.relative_to(project.root)))
     lock.check(found, image, layout.layers())
     return found
 
@@ -102,22 +115,24 @@ def make_lock(run: Runner, project: Project, image: Image, say: Callable[[str], 
     resolver = partial(uv.resolve, run, python=image.base.python, platform=image.platform)
     fresh = lock.make(image, layout.layers(), resolver, packages, _epoch(project, image, packages))
     path = project.lock_path(image)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(lock.dumps(fresh))
-    part.rename(path)
+    scratch.write(path, lock.dumps(fresh))
     return fresh
 
 
 def _epoch(project: Project, image: Image, packages: tuple[DebianPackage, ...]) -> int:
     """The time stamp of a lock: that of an older lock with the same base, so that their images share its layers; else now."""
     for path in sorted((project.matrices / "locks").glob("*.lock.toml")):
-        with contextlib.suppress(LockStaleError):
-            other = lock.loads(path.read_text(), where=path.name)
+        with contextlib.suppress(LockStaleError, OSError):
+            other = lock.loads(path.read_bytes(), where=path.name)
             base = image.base.reference or image.base.name
             if (other.base, other.platform, other.debian) == (base, image.platform, packages):
                 return other.epoch
-    return int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
+    named = variable("SOURCE_DATE_EPOCH") or str(int(time.time()))
+    if not named.isascii() or not named.isdigit() or int(named[:13]) >= lock.LATEST:
+        raise SelectionError(
+            f"SOURCE_DATE_EPOCH={named[:40]} is no time in seconds since 1970", hint="set it to a number, or unset it"
+        )
+    return int(named)
 
 
 def render_context(project: Project, image: Image, locked: Lock) -> Mapping[str, str]:
@@ -150,6 +165,11 @@ def build_image(run: Runner, project: Project, image: Image, say: Callable[[str]
     locked = read_lock(project, image)
     work = work_of(project, image, locked)
     engine = docker.ensure(run, say)
+    if engine.platform != image.platform:
+        raise EngineError(
+            f"{image.id} is for {image.platform}, and this Docker Engine is for {engine.platform}",
+            hint=f"set DOCKER_HOST to an engine on {image.platform}, or give the work to such a builder with `builder bake`",
+        )
     if digest := build.unchanged(engine, work):
         return build.Result(image=image, digest=digest, built=False, seconds={})
     host.check_resources(host.resources(engine.root))
@@ -192,8 +212,8 @@ def verify_image(run: Runner, project: Project, image: Image, say: Callable[[str
         raise VerifyError(
             f"there is no image {image.tag} here", hint=f"build it first with `builder build --id {image.id}`"
         )
-    with tempfile.TemporaryDirectory() as work:
-        report = Path(work) / "report.xml"
+    with scratch.directory() as work:
+        report = work / "report.xml"
         argv: list[str | Path] = [
             sys.executable,
             "-m",
@@ -210,15 +230,13 @@ def verify_image(run: Runner, project: Project, image: Image, say: Callable[[str
             run(argv, cwd=project.root, on_line=say)
         if not report.exists():
             raise VerifyError(f"the tests of {image.tag} did not run to their end", hint="see the lines above")
-        tests = verify.read_junit(report.read_text())
+        tests = verify.read_junit(report.read_text(encoding="utf-8"))
     labels = found["Config"].get("Labels") or {}
     verdict = verify.Verdict(
         id=image.id, digest=str(found["Id"]), lock=labels.get(build.LABEL + "lock", ""), tests=tests
     )
     path = verdict_path(verdict.digest)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".part").write_text(verdict.dumps())
-    path.with_suffix(".part").rename(path)
+    scratch.write(path, verdict.dumps())
     return verdict
 
 

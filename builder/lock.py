@@ -1,5 +1,6 @@
 """Lock files: read, write, check, and make from an image and a resolver. Files are opened by the caller."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,6 +11,8 @@ from builder.layout import Layers
 from builder.values import DebianPackage, Distribution, Image, Lock, checksum
 
 FORMAT = 1
+LATEST = 253_402_300_800  # the year 10000: what RFC 3339 can't write any more
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!:-]*")
 HEADER = "# Made by `builder lock`; not to be edited. Versions and hashes only: indexes and mirrors come from the environment.\n"
 
 
@@ -111,11 +114,11 @@ def dumps(lock: Lock) -> str:
     return "".join(lines)
 
 
-def loads(text: str, *, where: str) -> Lock:
-    """Read a lock. Raises LockStaleError, naming the file `where`, when it is damaged, incomplete or of another format."""
+def loads(text: str | bytes, *, where: str) -> Lock:
+    """Read a lock; bytes must be UTF-8. Raises LockStaleError, naming the file `where`, when it is damaged, incomplete or of another format."""
     fresh = f"make it anew with `builder lock --id {where.rpartition('/')[2].removesuffix('.lock.toml')}`"
     try:
-        data = tomllib.loads(text)
+        data = tomllib.loads(text if isinstance(text, str) else text.decode())
         if data["version"] != FORMAT:
             raise LockStaleError(f"{where} has lock format {data['version']}, this builder writes {FORMAT}", hint=fresh)
         debian = tuple(DebianPackage(name=n, version=v) for n, _, v in (p.partition("=") for p in data["debian"]))
@@ -128,19 +131,59 @@ def loads(text: str, *, where: str) -> Lock:
             raise LockStaleError(
                 f"{where} is incomplete: no sha256 for {', '.join(unhashed) or 'any distribution'}", hint=fresh
             )
+        if odd := [d.name for d in distributions if not all(map(_PLAIN.fullmatch, (d.name, d.version, *d.hashes)))]:
+            raise ValueError(f"these distributions have a name, version or hash that is none: {', '.join(odd)}")
         strings = {key: str(data[key]) for key in ("name", "inputs", "platform", "base")}
-        return Lock(**strings, epoch=int(data["epoch"]), debian=debian, distributions=distributions)
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
-        raise LockStaleError(f"{where} is damaged: {error!r}", hint=fresh) from error
+        epoch = int(data["epoch"])
+        if not 0 <= epoch < LATEST:
+            raise ValueError(f"epoch {epoch} is no time of a lock")
+        return Lock(**strings, epoch=epoch, debian=debian, distributions=distributions)
+    except KeyError as error:
+        raise LockStaleError(f"{where} is damaged or cut off: {error} is missing", hint=fresh) from error
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise LockStaleError(f"{where} is damaged: {error}", hint=fresh) from error
 
 
 def check(lock: Lock, image: Image, layers: Layers) -> None:
-    """Raise LockStaleError unless the lock was made from this image's present inputs."""
+    """Raise LockStaleError unless the lock was made from this image's present inputs and has all that they ask for."""
+    fresh = f"refresh it with `builder lock --id {image.lock_name}`"
     if lock.inputs != inputs(image, layers) or lock.name != image.lock_name:
         raise LockStaleError(
             f"the lock of {image.lock_name} is stale: the matrix or the layer data has changed since it was made",
-            hint=f"refresh it with `builder lock --id {image.lock_name}`",
+            hint=fresh,
         )
+    if lost := _lost(lock, image, layers):
+        raise LockStaleError(
+            f"the lock of {image.lock_name} was edited or cut off since it was made: {'; '.join(lost)}", hint=fresh
+        )
+
+
+def _lost(lock: Lock, image: Image, layers: Layers) -> list[str]:
+    """What a lock of this image must say and this one doesn't: the row's own pins, the platform, the base with its packages."""
+    have = {(d.layer in ("tools", "compiler"), d.name): d.version for d in lock.distributions}
+    asked = [(False, r) for r in (*requirements(image, layers), f"triton=={image.stack.triton}")]
+    asked += [(True, r) for r in layers.tools]
+    if image.conv1d != "none":
+        # What the runtime image has as well stands there.
+        asked += [(not any(k == (False, _name(r)) for k in have), r) for r in (*layers.compiler, *image.stack.toolkit)]
+    found = [
+        f"{requirement} is missing" if version is None else f"{requirement} is wanted, {version} is there"
+        for extra, requirement in asked
+        for version in [have.get((extra, _name(requirement)))]
+        if version is None or requirement.partition("==")[2] not in ("", version)
+    ]
+    if lock.platform != image.platform:
+        found.append(f"it is for {lock.platform}")
+    if lock.base != (image.base.reference or image.base.name):
+        found.append(f"its base is {lock.base}")
+    if not image.base.reference and not lock.debian:
+        found.append("it has no Debian packages")
+    return found
+
+
+def _name(requirement: str) -> str:
+    """The name in a requirement, as locks spell it."""
+    return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
 
 
 def requirements_text(distributions: Sequence[Distribution]) -> str:

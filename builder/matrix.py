@@ -1,15 +1,20 @@
 """Read and check the version matrix: TOML files become one frozen `Matrix`, or one error that lists every problem."""
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from builder import checks
 from builder.errors import MatrixError
 from builder.rows import IDENTITY, ROWS, SETTINGS
 from builder.rules import holds
-from builder.values import Base, Capability, Condition, Exclude, Fla, Matrix, Rule, Stack
+from builder.values import Base, Capability, Condition, Exclude, Fla, Matrix, Platform, Rule, Stack
+
+LONGEST_TAG = 128
+# What identifiers end in beyond the base's name; a name that ends so too would make two images one.
+_ENDINGS = re.compile(f"-({'|'.join(p.removeprefix('linux/') for p in get_args(Platform))}|sm[0-9]{{2,}})$")
 
 Rows = Mapping[str, list[tuple[str, dict[str, Any]]]]
 """Well-formed rows by key, each with the path that errors call it by."""
@@ -23,7 +28,10 @@ def load(directory: Path) -> Matrix:
     for file in sorted(directory.glob("*.toml")):
         try:
             content = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except OSError as error:
+            problems.append(f"{file.name}: can't be read: {error.strerror}")
+            continue
+        except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number of thousands of digits, too deep
             problems.append(f"{file.name}: {error}")
             continue
         for key, value in content.items():
@@ -94,6 +102,8 @@ def _row_contradictions(rows: Rows) -> Iterator[str]:
     for path, row in rows["bases"]:
         if ("suite" in row) == ("reference" in row):
             yield f"{path}: needs exactly one of `suite` and `reference`"
+        if _ENDINGS.search(row["name"]):
+            yield f"{path}.name: an identifier that ends in {row['name']!r} would mean a platform or capabilities"
     yield from _stack_contradictions(rows["stacks"])
 
 
@@ -109,9 +119,21 @@ def _dangling(rows: Rows, settings: Mapping[str, Any]) -> Iterator[str]:
         for one in value if isinstance(value, list) else [value]:
             if one not in have[axis]:
                 yield f"defaults.{axis}: {one!r} names no row{checks.meant(one, have[axis])}"
+    for path, row in rows["bases"]:
+        if (length := _longest_identifier(rows, row, settings["capabilities"])) > LONGEST_TAG:
+            yield f"{path}.name: makes an identifier of {length} characters; a tag holds {LONGEST_TAG}"
     for path, row in rows["excludes"]:
         if not _meets(row["when"], rows, settings["platforms"]):
             yield f"{path}.when: excludes nothing: no image of this matrix is like that"
+
+
+def _longest_identifier(rows: Rows, base: Mapping[str, Any], capabilities: Sequence[str]) -> int:
+    """Length of the longest identifier that images on a base can have."""
+    parts = [(rows["stacks"], axis) for axis in ("cuda", "torch", "triton")]
+    parts += [(rows["fla"], "version"), (rows["conv1d"], "version")]
+    versions = sum(max(len(row[axis]) for _, row in some) for some, axis in parts)
+    words = len("cu-torch-triton-fla-conv1d-py-") + len(base["python"]) + len(base["name"]) + len("-arm64")
+    return versions + words + sum(len(f"-sm{capability}") - 1 for capability in capabilities)
 
 
 def _stack_contradictions(stacks: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[str]:

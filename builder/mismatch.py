@@ -42,7 +42,10 @@ def nothing_matches(matrix: Matrix, request: Request) -> BuilderError:
     if out := next(cells(matrix, request.asked, request.platform, excluded=True), None):
         about = facts(out)
         reasons = [exclude.reason for exclude in matrix.excludes if applies(exclude.when, about, out.capabilities)]
-        return SelectionError(f"{request} is left out of the plan for {request.platform}: {'; '.join(reasons)}")
+        return SelectionError(
+            f"{request} is left out of the plan for {request.platform}: {'; '.join(reasons)}",
+            hint="ask for less: `builder list` prints what there is",
+        )
     near = [stack for stack in matrix.stacks if _common(stack, request)]
     best = max((_common(stack, request) for stack in near), default=0)
     rows = [stack for stack in near if _common(stack, request) == best] or list(matrix.stacks)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from builder.errors import DamagedError
+
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -106,8 +108,13 @@ class Layout:
 
     def create(self) -> None:
         """Make an empty layout, unless there is one."""
-        (self.path / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
-        (self.path / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
+        blobs = self.path / "blobs" / "sha256"
+        blobs.mkdir(parents=True, exist_ok=True)
+        for half in blobs.glob(
+            "*.part"
+        ):  # of a push that was killed; the caller sees to it that no other one is running
+            half.unlink()
+        (self.path / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}', encoding="utf-8")
         if not (self.path / "index.json").exists():
             self.write_index([])
 
@@ -115,17 +122,25 @@ class Layout:
         """Where the blob of a digest lies."""
         return self.path / "blobs" / Path(*name.split(":", 1))
 
+    def whole(self, name: str) -> bool:
+        """Is the blob of a digest there, with just that content?"""
+        try:
+            with self.blob(name).open("rb") as file:
+                return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest() == name
+        except FileNotFoundError:
+            return False
+
     def put(self, data: bytes) -> None:
-        """Write a blob."""
+        """Write a blob, also in place of a damaged one."""
         path = self.blob(digest(data))
-        if not path.exists():
+        if not self.whole(digest(data)):
             path.with_suffix(".part").write_bytes(data)
             path.with_suffix(".part").rename(path)
 
     def adopt(self, other: "Layout", name: str) -> None:
-        """Take a blob over from another layout, linked where the file system can."""
+        """Take a blob over from another layout, linked where the file system can; a damaged one is replaced."""
         path, source = self.blob(name), other.blob(name)
-        if path.exists():
+        if self.whole(name):
             return
         part = path.with_suffix(".part")
         part.unlink(missing_ok=True)
@@ -136,8 +151,17 @@ class Layout:
         part.rename(path)
 
     def index(self) -> list[dict[str, Any]]:
-        """The descriptors in index.json."""
-        return list(json.loads((self.path / "index.json").read_text())["manifests"])
+        """The descriptors in index.json. Raises DamagedError if it is no index."""
+        path = self.path / "index.json"
+        try:
+            found = json.loads(path.read_bytes())["manifests"]
+            if all(isinstance(d["digest"], str) for d in found):
+                return list(found)
+        except (ValueError, KeyError, TypeError):
+            pass
+        raise DamagedError(
+            f"{path} is no index of images", hint="move the layout away and publish anew, or name another directory"
+        )
 
     def write_index(self, descriptors: Sequence[Descriptor]) -> None:
         """Replace index.json, whole or not at all."""

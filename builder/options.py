@@ -1,5 +1,6 @@
 """Options that several commands share: which image is meant, how to answer, how to reach a registry."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,10 +9,20 @@ import click
 from rich.console import Console
 
 from builder import plan
+from builder.engine.process import redact
 from builder.engine.skopeo import Access
 
-OUT = Console()
-ERR = Console(stderr=True, highlight=False)
+
+class Terminal(Console):
+    """rich ends the process by itself when nobody reads any more; how a command ends is decided in one place (ending.py)."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
+
+# Without a terminal nothing is folded: a pipe has no width.
+OUT = Terminal(width=None if sys.stdout and sys.stdout.isatty() else 400)
+ERR = Terminal(stderr=True, highlight=False)
 F = TypeVar("F", bound=Callable[..., Any])
 
 AXIS_HELP = {
@@ -26,8 +37,8 @@ AXIS_HELP = {
 
 
 def say(message: str) -> None:
-    """A line for a person, on stderr; with a time on a terminal's absence, so that logs can be read."""
-    ERR.print(message, markup=False, soft_wrap=True)
+    """A line for a person, on stderr, without passwords."""
+    ERR.print(redact(message), markup=False, soft_wrap=True)
 
 
 def selection(command: F) -> F:
@@ -63,7 +74,7 @@ def as_json(command: F) -> F:
 
 def request_of(options: dict[str, Any]) -> plan.Request:
     """The request that the selection options make up."""
-    words = [c for text in options["capabilities"] for c in text.replace(",", " ").split()]
+    words = [c for text in options["capabilities"] for c in text.replace(",", " ").split() or [text] * bool(text)]
     return plan.Request(
         **{
             **{axis: options[axis] for axis in AXIS_HELP},

@@ -7,14 +7,13 @@ push leaves blobs and untagged manifests that the next push finds there already,
 import contextlib
 import json
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from builder import oci
-from builder.engine import cosign, docker, host, skopeo
+from builder.engine import cosign, docker, host, scratch, skopeo
 from builder.engine.process import Runner
 from builder.engine.registry import Repository
 from builder.errors import PublishError
@@ -81,15 +80,18 @@ def stage(run: Runner, engine: docker.Engine, release: Release, layout: Layout, 
     skopeo rewrites a Docker configuration when it makes an OCI one, which changes the image's digest; so the layers are
     taken from its result, and the configuration from Docker as it is. Raises PublishError if layers got lost or changed.
     """
-    with tempfile.TemporaryDirectory(dir=layout.path.parent, prefix=".staging-") as work:
-        archive, made = Path(work) / "image.tar", Layout(path=Path(work) / "layout")
+    with scratch.directory(layout.path.parent) as work:
+        archive, made = work / "image.tar", Layout(path=work / "layout")
         run([engine.client, "save", "-o", archive, release.digest])
         options = ("--dest-compress-format", compression) if compression != "gzip" else ()
         skopeo.copy(run, f"docker-archive:{archive}", f"oci:{made.path}:staged", skopeo.Access(), *options)
         config = _configuration(archive)
-        layers = json.loads(made.blob(made.index()[0]["digest"]).read_text())["layers"]
+        layers = json.loads(made.blob(made.index()[0]["digest"]).read_text(encoding="utf-8"))["layers"]
         if tuple(json.loads(config)["rootfs"]["diff_ids"]) != release.layers or len(layers) != len(release.layers):
-            raise PublishError(f"{release.name}: Docker saved other layers than it has; the image changed meanwhile")
+            raise PublishError(
+                f"{release.name}: Docker saved other layers than it has; the image changed meanwhile",
+                hint="verify the image that is there now, then publish it",
+            )
         for layer in layers:
             layout.adopt(made, layer["digest"])
         layout.put(config)
@@ -139,7 +141,10 @@ def to_registry(
         signature = cosign.sign(run, f"{name}@{image['digest']}", access, key, say)
     manifest = repository.manifest(image["digest"])
     if manifest is None or oci.digest(manifest) != image["digest"]:
-        raise PublishError(f"{name}: the registry does not have {image['digest']} after the push; no tag was moved")
+        raise PublishError(
+            f"{name}: the registry does not have {image['digest']} after the push; no tag was moved",
+            hint="run the same command again; if it stays so, look at the registry's own log",
+        )
     moved = {}
     for tag in release.tags:
         there = repository.manifest(tag)
@@ -197,7 +202,5 @@ def _push_attachments(
 @contextlib.contextmanager
 def _workspace() -> Iterator[Path]:
     """A directory for the compressed layers of one push, gone afterwards."""
-    folder = host.store() / "publish"
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        yield Path(work)
+    with scratch.directory(host.store() / "publish") as work:
+        yield work

@@ -3,13 +3,12 @@
 import hashlib
 import json
 import tarfile
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from builder import oci
-from builder.engine import cosign, docker
+from builder.engine import cosign, docker, scratch
 from builder.engine.process import Runner
 from builder.errors import PublishError
 from builder.oci import Attachment, Layout
@@ -20,8 +19,18 @@ def to_layout(
     run: Runner, engine: docker.Engine, release: Release, path: Path, say: Say, *, compression: str = "gzip"
 ) -> Outcome:
     """Put the image, its tags and attachments into the OCI layout at `path`, made if need be, and the documents beside it."""
-    if path.exists() and not (path / "oci-layout").exists() and (path.is_file() or any(path.iterdir())):
+    if (
+        path.exists()
+        and not (path / "oci-layout").exists()
+        and (not path.is_dir() or any(map(_strange, path.iterdir())))
+    ):
         raise PublishError(f"{path} is there and no OCI layout", hint="name another directory, or an empty one")
+    path.mkdir(parents=True, exist_ok=True)
+    with scratch.held(path, waiting=lambda: say(f"waiting for another command that writes to {path}")):
+        return _to_layout(run, engine, release, path, say, compression)
+
+
+def _to_layout(run: Runner, engine: docker.Engine, release: Release, path: Path, say: Say, compression: str) -> Outcome:
     layout = Layout(path=path)
     layout.create()
     image = layout.named(release.name)
@@ -41,7 +50,9 @@ def to_layout(
             return False
         if found.get("artifactType") not in types:
             return True
-        subject = json.loads(layout.blob(found["digest"]).read_text()).get("subject", {})
+        if not layout.whole(found["digest"]):
+            return False
+        subject = json.loads(layout.blob(found["digest"]).read_bytes()).get("subject") or {}
         return bool(subject.get("digest") != image["digest"])
 
     others = [d for d in layout.index() if stays(d)]
@@ -59,31 +70,33 @@ def to_layout(
     )
 
 
+def _strange(path: Path) -> bool:
+    """Is this something other than what a first publication leaves when it is killed?"""
+    return path.name != "blobs" and not path.name.startswith(scratch.PREFIX)
+
+
 def _has_all(layout: Layout, image: oci.Descriptor, digest: str) -> bool:
-    """Does the layout hold every blob of this manifest, and is it of the image with this digest?"""
-    path = layout.blob(image["digest"])
-    if not path.exists():
+    """Does the layout hold every blob of this manifest, undamaged, and is it of the image with this digest?"""
+    if not layout.whole(image["digest"]):
         return False
-    manifest = json.loads(path.read_text())
+    manifest = json.loads(layout.blob(image["digest"]).read_bytes())
     blobs = [manifest["config"], *manifest["layers"]]
-    sound = all(
-        layout.blob(b["digest"]).exists() and layout.blob(b["digest"]).stat().st_size == b["size"] for b in blobs
-    )
-    return sound and manifest["config"]["digest"] == digest
+    return manifest["config"]["digest"] == digest and all(layout.whole(b["digest"]) for b in blobs)
 
 
 def to_archive(
     run: Runner, engine: docker.Engine, release: Release, path: Path, say: Say, *, compression: str = "gzip"
 ) -> Outcome:
     """Write the archive of an OCI layout, whole or not at all; `docker load` can read it too. Documents lie beside it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".publishing-") as work:
-        layout = Layout(path=Path(work) / "layout")
+    if path.is_dir():
+        raise PublishError(f"{path} is a directory", hint="name a file, or publish a layout with oci:DIRECTORY")
+    with scratch.directory(path.parent) as work:
+        layout = Layout(path=work / "layout")
         outcome = to_layout(run, engine, release, layout.path, say, compression=compression)
         manifest = layout.blob(outcome.digest).read_bytes()
         references = [f"blackwell:{t}" for t in release.tags]
         (layout.path / "manifest.json").write_bytes(oci.docker_manifest(manifest, references))
-        part = Path(work) / "archive.tar"
+        part = work / "archive.tar"
         with tarfile.open(part, "w", format=tarfile.PAX_FORMAT) as archive:
             for file in sorted(layout.path.rglob("*")):
                 archive.add(file, str(file.relative_to(layout.path)), recursive=False, filter=_plain)
@@ -116,5 +129,4 @@ def _sha256(path: Path) -> str:
 
 
 def _write_beside(path: Path, documents: Sequence[Attachment]) -> None:
-    for document in documents:
-        path.with_name(f"{path.name}.{document.name}").write_bytes(document.data)
+    scratch.write_all(path.parent, {f"{path.name}.{document.name}": document.data for document in documents})

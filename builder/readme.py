@@ -12,9 +12,12 @@ def main() -> None:
     path = project.root / "README.md"
     rows = markdown_rows(flow.locked_rows(project))
     text = re.sub(
-        r"(<!-- rows[^\n]*-->\n).*?(<!-- /rows -->)", lambda m: f"{m[1]}{rows}{m[2]}", path.read_text(), flags=re.DOTALL
+        r"(<!-- rows[^\n]*-->\n).*?(<!-- /rows -->)",
+        lambda m: f"{m[1]}{rows}{m[2]}",
+        path.read_text(encoding="utf-8"),
+        flags=re.DOTALL,
     )
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 from builder import bake, build, flow, plan, provenance, publish, publish_files, report, sbom, show
 from builder.engine import contents, docker, host, sizes, skopeo
 from builder.engine.process import Runner
-from builder.errors import PublishError, SelectionError
+from builder.errors import DamagedError, PublishError, SelectionError
 from builder.flow import Project
 from builder.inside_data import cards_for
 from builder.oci import Attachment
@@ -24,6 +24,8 @@ from builder.verify import Verdict
 Say = Callable[[str], None]
 WARM_TYPE = "application/vnd.blackwell.warm+json"
 VERDICT_TYPE = "application/vnd.blackwell.verdict+json"
+REPOSITORY = re.compile(r"[^/\s@]+(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+")
+TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 WARM_REPORT = r"opt/blackwell/cache/\w+/report\.json"
 
 
@@ -75,8 +77,10 @@ class Subject:
 
 def read_verdict(digest: str) -> Verdict | None:
     """The verdict on a digest, or None. Raises VerifyError if it is damaged."""
-    path = flow.verdict_path(digest)
-    return Verdict.from_dict(json.loads(path.read_text())) if path.exists() else None
+    try:
+        return Verdict.loads(flow.verdict_path(digest).read_bytes())
+    except FileNotFoundError:
+        return None
 
 
 def subject_of(engine: docker.Engine, image: Image, locked: Lock, say: Say) -> Subject:
@@ -136,9 +140,24 @@ class Wish:
     compression: str = "gzip"
     key: str = ""
 
+    def check(self, *, files: bool = True) -> None:
+        """Raise PublishError for a place or a tag that can't be, before any work is done. `files`: is a layout or archive a place?"""
+        is_file = files and (re.fullmatch(r"oci:.+", self.to) or self.to.endswith(".tar"))
+        if not is_file and not REPOSITORY.fullmatch(self.to.removeprefix("docker://")):
+            also = ", oci:DIRECTORY or FILE.tar" if files else ""
+            raise PublishError(
+                f"{self.to!r} is no place to publish to", hint=f"give HOST/REPO (lower case, no tag){also}"
+            )
+        if wrong := [tag for tag in self.tags if not TAG.fullmatch(tag)]:
+            raise PublishError(
+                f"{wrong[0]!r} is no tag",
+                hint="at most 128 letters, digits, dots, dashes and underlines, not beginning with a dot or dash",
+            )
+
 
 def publish_image(run: Runner, project: Project, image: Image, wish: Wish, say: Say) -> publish.Outcome:
     """Publish a built and verified image. Raises PublishError; nothing is tagged then."""
+    wish.check()
     engine = docker.ensure(run, say)
     found = docker.inspect(engine, image.tag)
     if found is None:
@@ -164,16 +183,11 @@ def publish_image(run: Runner, project: Project, image: Image, wish: Wish, say: 
     if wish.to.endswith(".tar"):
         return publish_files.to_archive(run, engine, release, Path(wish.to), say, compression=wish.compression)
     name = wish.to.removeprefix("docker://")
-    if not re.fullmatch(r"[^/\s]+(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+", name):
-        raise PublishError(
-            f"{wish.to!r} is no place to publish to",
-            hint="give HOST/REPO (lower case, no tag), oci:DIRECTORY or FILE.tar",
-        )
     return publish.to_registry(run, engine, release, name, wish.access, say, compression=wish.compression, key=wish.key)
 
 
-def report_of(run: Runner, project: Project, image: Image, benchmark: str, say: Say) -> report.Material:
-    """Everything that a report on a built image tells. `benchmark`: text of a result of bench/first_step.py, or "".
+def report_of(run: Runner, project: Project, image: Image, benchmark: bytes, say: Say) -> report.Material:
+    """Everything that a report on a built image tells. `benchmark`: a result of bench/first_step.py, or nothing.
 
     Raises PublishError if the image isn't there, SelectionError if the benchmark is something else.
     """
@@ -182,7 +196,9 @@ def report_of(run: Runner, project: Project, image: Image, benchmark: str, say: 
     try:
         measured = report.read_benchmark(benchmark) if benchmark else {}
     except ValueError as error:
-        raise SelectionError(f"the benchmark can't be read: {error}") from error
+        raise SelectionError(
+            f"the benchmark can't be read: {error}", hint="give the first_step.json that bench/first_step.py wrote"
+        ) from error
     say("measuring the layers")
     layers = sizes.measure(engine, image.tag, host.store())
     return report.Material(
@@ -200,6 +216,16 @@ def report_of(run: Runner, project: Project, image: Image, benchmark: str, say: 
     )
 
 
+def _summary(path: Path) -> dict[str, Any]:
+    """What the group `report` answered. Raises DamagedError for half of it."""
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise DamagedError(
+            f"{path} is damaged: {error}", hint=f"remove {path.parent}, then bake the group `fingerprint` again"
+        ) from error
+
+
 def bake_file(
     run: Runner, project: Project, images: Sequence[Image], folder: Path, wish: Wish, cache: str, say: Say
 ) -> dict[str, Any]:
@@ -207,6 +233,9 @@ def bake_file(
 
     What earlier groups answered is looked for there too. Secrets lie beside the contexts, readable by their owner alone.
     """
+    wish.check(files=False)
+    if cache:
+        Wish(to=cache, access=wish.access).check(files=False)
     jobs = []
     private = folder / "secrets"
     private.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -220,14 +249,14 @@ def bake_file(
         rootfs, tool = flow.base_and_tool(run, image, locked, say)
         build.write_context(context, work, rootfs, tool)
         fingerprint, summary = answers / "fingerprint", answers / "summary.json"
-        known = fingerprint.read_text().strip() if fingerprint.exists() else ""
+        known = fingerprint.read_text(encoding="utf-8").strip() if fingerprint.exists() else ""
         made_for = answers / "inputs"  # answers count for the inputs that they were made from
-        if known and (not made_for.exists() or made_for.read_text() != work.inputs):
+        if known and (not made_for.exists() or made_for.read_text(encoding="utf-8") != work.inputs):
             shutil.rmtree(answers)
             known = ""
         answers.mkdir(parents=True, exist_ok=True)
-        made_for.write_text(work.inputs)
-        labels = build.labels(work, json.loads(summary.read_text())) if known and summary.exists() else None
+        made_for.write_text(work.inputs, encoding="utf-8")
+        labels = build.labels(work, _summary(summary)) if known and summary.exists() else None
         jobs.append(
             bake.Job(
                 image=image,

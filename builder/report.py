@@ -165,13 +165,17 @@ def markdown(material: Material) -> str:
 
 
 def _fill(name: str, material: Material, *, escape: bool) -> str:
-    template = (resources.files("builder.layout") / name).read_text()
+    template = (resources.files("builder.layout") / name).read_text(encoding="utf-8")
     return environment(escape=escape).from_string(template).render(**facts(material))
 
 
-def read_benchmark(text: str) -> dict[str, Any]:
+def read_benchmark(text: str | bytes) -> dict[str, Any]:
     """What bench/first_step.py wrote. Raises ValueError for anything else."""
     data = json.loads(text)
-    if not isinstance(data, dict) or not isinstance(data.get("rows"), list):
+    if (
+        not isinstance(data, dict)
+        or not isinstance(data.get("rows"), list)
+        or not all(isinstance(row, dict) for row in data["rows"])
+    ):
         raise ValueError("no result of bench/first_step.py: it has no rows")
     return data

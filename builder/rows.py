@@ -6,8 +6,10 @@ from builder import checks
 from builder.checks import Check
 from builder.values import Platform, Verdict
 
-_NAME = checks.matching(r"[a-z0-9][a-z0-9.-]*", "a name of small letters, digits, dots and dashes")
-_DIGEST = checks.matching(r"\S+@sha256:[0-9a-f]{64}", "an image by digest, repository@sha256:<64 hex digits>")
+_NAME = checks.matching(r"[a-z0-9][a-z0-9.-]{0,39}", "a name of at most 40 small letters, digits, dots and dashes")
+_DIGEST = checks.matching(
+    r"[A-Za-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}", "an image by digest, repository@sha256:<64 hex digits>"
+)
 _PLATFORM = checks.one_of(get_args(Platform))
 CONDITIONS: dict[str, Check] = {
     **dict.fromkeys(("cuda", "torch", "triton", "fla", "conv1d", "transformers", "python"), checks.specifier),
@@ -30,7 +32,7 @@ def _table(required: dict[str, Check], optional: dict[str, Check]) -> Check:
 # Arrays of tables: required keys, optional keys.
 ROWS: dict[str, tuple[dict[str, Check], dict[str, Check]]] = {
     "bases": (
-        {"name": _NAME, "python": checks.matching(r"3\.\d+", "a Python such as 3.13")},
+        {"name": _NAME, "python": checks.matching(r"3\.[0-9]+", "a Python such as 3.13")},
         {
             "suite": _NAME,
             "reference": _DIGEST,
@@ -40,10 +42,10 @@ ROWS: dict[str, tuple[dict[str, Check], dict[str, Check]]] = {
     ),
     "stacks": (
         {
-            "cuda": checks.matching(r"\d+\.\d+", "a CUDA release as major.minor"),
+            "cuda": checks.matching(r"[0-9]+\.[0-9]+", "a CUDA release as major.minor"),
             "torch": checks.version,
             "triton": checks.version,
-            "driver_floor": checks.matching(r"\d+(\.\d+)+", "an NVIDIA driver version"),
+            "driver_floor": checks.matching(r"[0-9]+(\.[0-9]+)+", "an NVIDIA driver version"),
         },
         {
             "triton_pin": checks.version,

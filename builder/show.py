@@ -13,6 +13,14 @@ from builder.layout import ORDER
 from builder.values import Image, Lock
 
 
+def table(*headers: str) -> Table:
+    """A table without lines. What doesn't fit into a terminal goes on in the next line: nobody can copy half an identifier."""
+    made = Table(show_header=bool(headers), box=None, pad_edge=False)
+    for header in headers or ("", ""):
+        made.add_column(header, overflow="fold")
+    return made
+
+
 def answer(value: Any) -> None:
     """Print JSON to stdout."""
     click.echo(json.dumps(value, indent=2))
@@ -37,16 +45,16 @@ def describe(image: Image) -> dict[str, Any]:
 
 def image_table(image: Image) -> Table:
     """Identifier, tag, versions and capabilities as a table."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("identifier", image.id)
-    table.add_row("tag", image.tag)
+    made = table()
+    made.add_row("identifier", image.id)
+    made.add_row("tag", image.tag)
     for axis, version in image.versions.items():
-        table.add_row(axis, version)
-    table.add_row("capabilities", ", ".join(str(c) for c in image.capabilities))
-    table.add_row("NVIDIA driver", f"{image.stack.driver_floor} or newer")
+        made.add_row(axis, version)
+    made.add_row("capabilities", ", ".join(str(c) for c in image.capabilities))
+    made.add_row("NVIDIA driver", f"{image.stack.driver_floor} or newer")
     if image.stack.override:
-        table.add_row("override", f"torch pins Triton {image.stack.triton_pin}")
-    return table
+        made.add_row("override", f"torch pins Triton {image.stack.triton_pin}")
+    return made
 
 
 # What a build step's command tells of its layer. The steps that install distributions all look alike; their order names them.
@@ -79,20 +87,20 @@ def layer_names(layers: Sequence[Layer], lock: Lock) -> list[str]:
 def layer_table(layers: Sequence[Layer], names: Sequence[str]) -> Table:
     """Sizes by layer, in MB (10^6 bytes), with a sum. names: of the layers."""
     kinds = sorted(layers[0].compressed, reverse=True) if layers else []
-    table = Table("layer", "size", *kinds, box=None, pad_edge=False)
+    made = table("layer", "size", *kinds)
     for layer, name in zip(layers, names, strict=True):
-        table.add_row(name, megabytes(layer.size), *(megabytes(layer.compressed[k]) for k in kinds))
+        made.add_row(name, megabytes(layer.size), *(megabytes(layer.compressed[k]) for k in kinds))
     sums = (megabytes(sum(x.compressed[k] for x in layers)) for k in kinds)
-    table.add_row("all", megabytes(sum(x.size for x in layers)), *sums)
-    return table
+    made.add_row("all", megabytes(sum(x.size for x in layers)), *sums)
+    return made
 
 
 def time_table(seconds: Mapping[str, float]) -> Table:
     """Seconds by stage of a build."""
-    table = Table("stage", "time", box=None, pad_edge=False)
+    made = table("stage", "time")
     for stage, value in seconds.items():
-        table.add_row(stage, f"{value:,.0f} s")
-    return table
+        made.add_row(stage, f"{value:,.0f} s")
+    return made
 
 
 def megabytes(size: float) -> str:

@@ -43,12 +43,22 @@ class Verdict:
         return json.dumps({**asdict(self), "passed": self.passed, "counts": dict(self.counts())}, indent=2) + "\n"
 
     @classmethod
+    def loads(cls, data: bytes) -> "Verdict":
+        """Read the bytes of what `dumps` wrote. Raises VerifyError for anything else."""
+        try:
+            return cls.from_dict(json.loads(data))
+        except ValueError as error:
+            raise VerifyError(
+                f"a stored verdict is damaged: {error}", hint="verify the image again with `builder verify`"
+            ) from error
+
+    @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "Verdict":
         """Read what `dumps` wrote. Raises VerifyError for anything else."""
         try:
             tests = tuple(TestResult(**t) for t in value["tests"])
             return cls(id=value["id"], digest=value["digest"], lock=value["lock"], tests=tests)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise VerifyError(
                 f"a stored verdict is damaged: {error!r}", hint="verify the image again with `builder verify`"
             ) from error

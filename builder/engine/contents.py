@@ -1,5 +1,6 @@
 """What an image holds, file by file: from a local image, or from an archive, an OCI layout or a registry through skopeo."""
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -7,18 +8,23 @@ import os
 import re
 import subprocess
 import tarfile
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from builder.engine import skopeo
+from builder.engine import scratch, skopeo
 from builder.engine.docker import Engine, inspect
 from builder.engine.process import Runner
-from builder.errors import CommandError, SelectionError
+from builder.errors import CommandError, DamagedError, SelectionError
 
 FORMAT = 3
+READER = "io.blackwell.reader"  # label of the container that an image is read from: the process that made it
+# What Docker takes as the name of an image; it calls anything else a bad request.
+LOCAL = re.compile(
+    r"(?:[\w.-]+(?::\d+)?/)?[a-z0-9._/-]+(?::[\w.-]{1,128})?(?:@?sha256:[0-9a-f]{64})?|sha256:[0-9a-f]{64}", re.ASCII
+)
 # Files whose text the host side reads: what the image says of itself, and the licences of what is inside.
 TEXTS = re.compile(
     r"opt/blackwell/(image\.json|lock\.toml|cache/summary\.json|cache/\w+/report\.json)"
@@ -63,26 +69,35 @@ def local(engine: Engine, reference: str, store: Path | None = None) -> Contents
         raise SelectionError(f"there is no image {reference} here", hint="build it, or pull it")
     digest, labels = str(found["Id"]), dict(found["Config"].get("Labels") or {})
     kept = store / "contents" / f"{digest.removeprefix('sha256:')}.json.gz" if store else None
-    if kept and kept.exists():
-        data = json.loads(gzip.decompress(kept.read_bytes()))
-        if data["format"] == FORMAT:
-            entries = {
-                p: Entry(kind=e[0], mode=e[1], uid=e[2], gid=e[3], size=e[4], digest=e[5])
-                for p, e in data["entries"].items()
-            }
-            return Contents(reference=reference, digest=digest, labels=labels, entries=entries, texts=data["texts"])
+    if kept and (remembered := _remembered(kept)):
+        entries, texts = remembered
+        return Contents(reference=reference, digest=digest, labels=labels, entries=entries, texts=texts)
     entries, texts = _exported(engine, digest)
     if kept:
         rows = {p: [e.kind, e.mode, e.uid, e.gid, e.size, e.digest] for p, e in entries.items()}
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        part = kept.with_suffix(".part")
-        part.write_bytes(gzip.compress(json.dumps({"format": FORMAT, "entries": rows, "texts": texts}).encode(), 1))
-        part.rename(kept)
+        data = json.dumps({"format": FORMAT, "entries": rows, "texts": texts}).encode()
+        scratch.write(kept, gzip.compress(data, 1))
     return Contents(reference=reference, digest=digest, labels=labels, entries=entries, texts=texts)
 
 
+def _remembered(kept: Path) -> tuple[dict[str, Entry], dict[str, str]] | None:
+    """File tree and texts from the store, or None where they are not there, damaged, or of another format."""
+    try:
+        data = json.loads(gzip.decompress(kept.read_bytes()))
+        if data["format"] != FORMAT:
+            return None
+        rows = data["entries"].items()
+        entries = {p: Entry(kind=e[0], mode=e[1], uid=e[2], gid=e[3], size=e[4], digest=e[5]) for p, e in rows}
+        return entries, dict(data["texts"])
+    except (FileNotFoundError, EOFError, zlib.error, gzip.BadGzipFile):
+        return None
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return None
+
+
 def _exported(engine: Engine, digest: str) -> tuple[dict[str, Entry], dict[str, str]]:
-    container = engine.api.containers.create(digest, ["nothing"])
+    _sweep(engine)
+    container = engine.api.containers.create(digest, ["nothing"], labels={READER: str(os.getpid())})
     try:
         argv = [str(engine.client), "export", str(container.id)]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=1 << 20) as export:
@@ -94,22 +109,37 @@ def _exported(engine: Engine, digest: str) -> tuple[dict[str, Entry], dict[str, 
         if export.returncode:
             raise CommandError(tuple(argv), export.returncode, "")
         return result
+    except tarfile.TarError as error:
+        raise CommandError(tuple(argv), export.returncode, f"what it wrote is no archive: {error}") from error
     finally:
         container.remove(force=True)
 
 
+def _sweep(engine: Engine) -> None:
+    """Remove the containers (never started) that killed commands of this machine left."""
+    for container in engine.api.containers.list(all=True, filters={"label": READER, "status": "created"}):
+        if not Path("/proc", container.labels[READER]).exists():
+            container.remove()
+
+
 def elsewhere(run: Runner, reference: str, access: skopeo.Access) -> Contents:
     """Contents of an image that skopeo can reach (docker://..., oci:..., oci-archive:..., docker-archive:...)."""
-    with tempfile.TemporaryDirectory(prefix="builder-") as work:
-        skopeo.copy(run, reference, f"dir:{work}", access, "--dest-decompress")
-        folder = Path(work)
-        manifest = json.loads((folder / "manifest.json").read_text())
-        digest = str(manifest["config"]["digest"])
-        config = json.loads((folder / digest.removeprefix("sha256:")).read_text())
+    with scratch.directory() as folder:
+        skopeo.copy(run, reference, f"dir:{folder}", access, "--dest-decompress")
+        try:
+            manifest = json.loads((folder / "manifest.json").read_bytes())
+            digest = str(manifest["config"]["digest"])
+            config = json.loads((folder / digest.removeprefix("sha256:")).read_bytes())
+            layers_of = [str(layer["digest"]) for layer in manifest["layers"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SelectionError(
+                f"{reference} is no image: its manifest has no configuration and layers",
+                hint="name an image; an attachment or an index of images is none",
+            ) from error
 
         def layers() -> Iterator[tarfile.TarFile]:
-            for layer in manifest["layers"]:
-                path = folder / layer["digest"].removeprefix("sha256:")
+            for layer in layers_of:
+                path = folder / layer.removeprefix("sha256:")
                 with tarfile.open(path, "r:") as archive:
                     yield archive
                 path.unlink()
@@ -182,22 +212,53 @@ def resolve(run: Runner, engine: Engine | None, word: str, store: Path, access: 
     Raises SelectionError when it is none of them.
     """
     path = Path(word.partition(":")[2] if word.startswith("oci:") else word)
-    if path.is_dir() and (path / "oci-layout").exists():
-        index = json.loads((path / "index.json").read_text())
-        return elsewhere(run, f"oci:{path}:{_first_reference(index)}", access)
-    if path.is_file():
-        return elsewhere(run, _archive(path), access)
+    if _is(path / "oci-layout", Path.is_file):
+        with _readable(word):
+            return elsewhere(
+                run, f"oci:{path}:{_first_reference(json.loads((path / 'index.json').read_bytes()))}", access
+            )
+    if _is(path, Path.is_file):
+        with _readable(word):
+            return elsewhere(run, _archive(path), access)
     if re.match(r"^(docker|oci|oci-archive|docker-archive|dir):", word):
         return elsewhere(run, word, access)
     for reference in (f"blackwell:{word}", word):
-        if engine and inspect(engine, reference):
+        if engine and _sayable(reference) and inspect(engine, reference):
             return local(engine, reference, store)
-    if "/" in word:
+    if "/" in word and _sayable(word):
         return elsewhere(run, f"docker://{word}", access)
     raise SelectionError(
-        f"{word!r} is no image here, no archive and no layout",
+        f"{word[:200]!r} is no image here, no archive and no layout",
         hint="give an identifier of a built image, a local tag or digest, a file, oci:DIRECTORY, or HOST/REPO:TAG",
     )
+
+
+def _sayable(reference: str) -> bool:
+    """Is this a name that Docker doesn't call a bad request?"""
+    return len(reference) <= 255 and LOCAL.fullmatch(reference) is not None
+
+
+def _is(path: Path, what: Callable[[Path], bool]) -> bool:
+    try:
+        return what(path)
+    except OSError:  # too long for a name
+        return False
+
+
+@contextlib.contextmanager
+def _readable(word: str) -> Iterator[None]:
+    """Say which archive or layout it is that can't be read."""
+    try:
+        yield
+    except tarfile.TarError as error:
+        raise DamagedError(
+            f"{word} is no tar archive, or one that was cut off", hint="publish it anew, or name another file"
+        ) from error
+    except (FileNotFoundError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(
+            f"{word} is no archive of an image, and no OCI layout that is whole: {str(error) or type(error).__name__}",
+            hint="publish it anew (`builder publish` mends a layout), or name another",
+        ) from error
 
 
 def _archive(path: Path) -> str:

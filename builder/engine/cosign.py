@@ -2,10 +2,10 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from builder.engine import scratch
 from builder.engine.process import Runner
 from builder.engine.skopeo import Access
 from builder.errors import CommandError, PublishError
@@ -40,11 +40,14 @@ def sign(run: Runner, reference: str, access: Access, key: str, say: Callable[[s
         argv += ["--allow-insecure-registry", "--allow-http-registry"]
     for authority in sorted(access.certificates.glob("*.crt"))[:1] if access.certificates else []:
         argv += ["--registry-cacert", authority]
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch.directory() as folder:
         if access.authfile:
-            (Path(folder) / "config.json").write_text(access.authfile.read_text())
+            (folder / "config.json").write_bytes(access.authfile.read_bytes())
         try:
-            run([*argv, reference], env={"DOCKER_CONFIG": folder} if access.authfile else {})
+            run([*argv, reference], env={"DOCKER_CONFIG": str(folder)} if access.authfile else {})
         except CommandError as error:
-            raise PublishError(f"cosign did not sign {reference}; no tag was moved:\n{error.message}") from error
+            raise PublishError(
+                f"cosign did not sign {reference}; no tag was moved:\n{error.message}",
+                hint="mend what cosign says, then run the same command again: what was pushed stays",
+            ) from error
     return f"signed with {key}" if key else "signed with this CI job's identity"

@@ -1,13 +1,15 @@
 """Bootstrap a Debian root file system with mmdebstrap; no container registry is needed."""
 
+import os
 import re
+import shlex
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from builder.engine import scratch
 from builder.engine.environment import debian_mirror
-from builder.engine.process import Runner
+from builder.engine.process import Runner, network_failed
 from builder.errors import CommandError, DriftError, NetworkError
 from builder.values import Base, DebianPackage, checksum
 
@@ -39,10 +41,13 @@ find "$root/usr/lib" -name '*.a' -path '*python3*' -delete
 
 
 def simulate(run: Runner, base: Base, arch: str) -> tuple[DebianPackage, ...]:
-    """The packages that a bootstrap would install now, without installing them; works for a foreign architecture."""
-    with tempfile.TemporaryDirectory() as work:
-        argv = _command(run, base, arch, Path(work) / "nothing.tar", "--simulate", "--verbose", "--skip=check/qemu")
-        output = run(argv, env={"TMPDIR": work}, on_line=lambda _line: None)
+    """The packages that a bootstrap would install now, without installing them; works for a foreign architecture.
+
+    Raises NetworkError when the mirror can't be reached.
+    """
+    with scratch.directory() as work:
+        argv = _command(run, base, arch, work / "nothing.tar", "--simulate", "--verbose", "--skip=check/qemu")
+        output = _run(run, base, argv, {"TMPDIR": str(work)})
     found = re.findall(r"^Inst (\S+) \((\S+) ", output, flags=re.MULTILINE)
     return parse_packages("".join(f"{name}={version}\n" for name, version in set(found)))
 
@@ -52,41 +57,33 @@ def bootstrap(run: Runner, base: Base, arch: str, epoch: int, out: Path) -> tupl
 
     Raises NetworkError when the mirror can't be reached.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".bootstrap-") as work:
-        partial, listing, finish = Path(work) / "rootfs.tar", Path(work) / "packages", Path(work) / "finish.sh"
-        finish.write_text(_FINISH)
+    with scratch.directory(out.parent) as work:
+        partial, listing, finish = work / "rootfs.tar", work / "packages", work / "finish.sh"
+        finish.write_text(_FINISH, encoding="utf-8")
         options = [f"--dpkgopt=path-exclude={p}" for p in EXCLUDES] + [f"--dpkgopt=path-include={p}" for p in KEEPS]
         hooks = [
-            f"--customize-hook=chroot \"$1\" dpkg-query -W -f '${{Package}}=${{Version}}\\n' > {listing}",
-            f'--customize-hook=sh {finish} "$1" {base.suite}',
+            f"--customize-hook=chroot \"$1\" dpkg-query -W -f '${{Package}}=${{Version}}\\n' > {shlex.quote(str(listing))}",
+            f'--customize-hook=sh {shlex.quote(str(finish))} "$1" {base.suite}',
         ]
-        try:
-            run(
-                _command(run, base, arch, partial, *options, *hooks),
-                env={"SOURCE_DATE_EPOCH": str(epoch), "TMPDIR": work},
-                on_line=lambda _line: None,
-            )
-        except CommandError as error:
-            if any(
-                w in error.output
-                for w in (
-                    "Temporary failure resolving",
-                    "Could not connect",
-                    "Connection timed out",
-                    "Could not resolve",
-                    "Failed to fetch",
-                )
-            ):
-                raise NetworkError(
-                    f"the Debian mirror can't be reached while bootstrapping {base.suite}:\n"
-                    + "\n".join(error.output.splitlines()[-5:]),
-                    hint="check the network and DEBIAN_MIRROR, then run the same command again",
-                ) from error
-            raise
-        packages = parse_packages(listing.read_text())
+        argv = _command(run, base, arch, partial, *options, *hooks)
+        _run(run, base, argv, {"SOURCE_DATE_EPOCH": str(epoch), "TMPDIR": str(work)})
+        packages = parse_packages(listing.read_text(encoding="utf-8"))
         shutil.move(partial, out)
     return packages
+
+
+def _run(run: Runner, base: Base, argv: list[str], env: dict[str, str]) -> str:
+    """Run mmdebstrap. Raises NetworkError when the mirror can't be reached."""
+    try:
+        return run(argv, env=env, on_line=lambda _line: None)
+    except CommandError as error:
+        if network_failed(error.output):
+            raise NetworkError(
+                f"the Debian mirror can't be reached while bootstrapping {base.suite}:\n"
+                + "\n".join([line for line in error.output.splitlines() if network_failed(line)][:5]),
+                hint="check the network and DEBIAN_MIRROR, then run the same command again",
+            ) from error
+        raise
 
 
 def _command(run: Runner, base: Base, arch: str, out: Path, *more: str) -> list[str]:
@@ -125,10 +122,10 @@ def locked_rootfs(run: Runner, base: Base, arch: str, epoch: int, locked: Sequen
         ]
     )
     path = store / f"{base.name}-{arch}-{key.removeprefix('sha256:')[:16]}.tar"
-    if path.exists():
+    if _whole(path):
         return path
-    candidate = path.with_suffix(".candidate")
-    try:
+    with scratch.directory(store) as work:
+        candidate = work / path.name
         found = bootstrap(run, base, arch, epoch, candidate)
         if differences := compare_packages(locked, found):
             raise DriftError(
@@ -136,10 +133,19 @@ def locked_rootfs(run: Runner, base: Base, arch: str, epoch: int, locked: Sequen
                 + "\n".join(f"  {d}" for d in differences[:20]),
                 hint="refresh the lock with `builder lock`, or point DEBIAN_MIRROR at a snapshot from the day of the lock",
             )
-        candidate.rename(path)
-    finally:
-        candidate.unlink(missing_ok=True)
+        if path.is_dir():
+            path.rename(work / "damaged")
+        candidate.replace(path)
     return path
+
+
+def _whole(archive: Path) -> bool:
+    """Is the archive there, down to the blocks of zeros that end one? One that was cut off is not."""
+    if not archive.is_file() or archive.stat().st_size < 1024:
+        return False
+    with archive.open("rb") as file:
+        file.seek(-1024, os.SEEK_END)
+        return not any(file.read())
 
 
 def compare_packages(locked: Sequence[DebianPackage], found: Sequence[DebianPackage]) -> list[str]:

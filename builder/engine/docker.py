@@ -5,6 +5,7 @@ The docker SDK asks and tags; builds go through the `docker` command, because th
 """
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -15,12 +16,13 @@ from typing import Any
 
 import docker
 import docker.errors
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
-from builder.engine.process import Runner
-from builder.errors import CommandError, EngineError, EngineTooOldError
+from builder.engine.process import Runner, network_failed
+from builder.errors import CommandError, EngineError, EngineTooOldError, NetworkError
 
 MINIMUM = "20.10"
+DEBIAN_CLIENT = Path("/usr/bin/docker")
 DAEMON_LOG = Path("/var/log/builder-dockerd.log")
 PID_FILES = {Path("/var/run/docker.pid"): "dockerd", Path("/var/run/docker/containerd/containerd.pid"): "containerd"}
 
@@ -47,7 +49,13 @@ def probe(run: Runner) -> Engine | None:
         facts, info = api.version(), api.info()
     except (docker.errors.DockerException, OSError):
         return None
-    if Version(facts["Version"].split("+")[0].split("-")[0]) < Version(MINIMUM):
+    except (AttributeError, TypeError, ValueError) as error:  # the SDK trusts the user's files
+        raise EngineError(
+            f"the settings of the docker command can't be read: {error}",
+            hint="mend config.json in ~/.docker, or in the directory that DOCKER_CONFIG names",
+        ) from error
+    number = re.match(r"\d+(\.\d+)*", facts["Version"])  # a build of one's own may be called "dev": then it is new
+    if number and Version(number[0]) < Version(MINIMUM):
         raise EngineTooOldError(
             f"Docker Engine {facts['Version']} is running; builds need {MINIMUM} or newer, the first with a complete BuildKit",
             hint="upgrade Docker Engine, or set DOCKER_HOST to a newer one",
@@ -71,7 +79,7 @@ def find_client(run: Runner) -> Path:
             if Version(version.split("+")[0]) < Version("23"):
                 return client
             run([client, "buildx", "version"])
-        except CommandError:
+        except (CommandError, InvalidVersion):  # broken, or something else of that name
             continue
         return client
     raise EngineError(
@@ -106,11 +114,14 @@ def ensure(run: Runner, say: Callable[[str], None]) -> Engine:
             return engine
         time.sleep(0.5)
     tail = (
-        "\n".join(DAEMON_LOG.read_text(errors="replace").splitlines()[-10:])
+        "\n".join(DAEMON_LOG.read_text(encoding="utf-8", errors="replace").splitlines()[-10:])
         if DAEMON_LOG.exists()
         else "it left no log"
     )
-    raise EngineError(f"Docker Engine was started but does not answer after 60 s; the end of {DAEMON_LOG}:\n{tail}")
+    raise EngineError(
+        f"Docker Engine was started but does not answer after 60 s; the end of {DAEMON_LOG}:\n{tail}",
+        hint="mend what it says, or start Docker by hand; then run the same command again",
+    )
 
 
 def _probe_after_installing(run: Runner, say: Callable[[str], None]) -> Engine | None:
@@ -119,14 +130,15 @@ def _probe_after_installing(run: Runner, say: Callable[[str], None]) -> Engine |
     except EngineTooOldError:
         raise
     except EngineError:
-        if os.geteuid() or not shutil.which("apt-get"):
+        # Debian's docker.io would upgrade what is there, or replace another vendor's packages, and restart the engine.
+        if os.geteuid() or not shutil.which("apt-get") or DEBIAN_CLIENT.exists():
             raise
         install(run, say, ("docker.io",))  # an engine runs, but no docker command fits it
         return probe(run)
 
 
 def install(run: Runner, say: Callable[[str], None], packages: Sequence[str]) -> None:
-    """Install Debian packages on this host. Raises EngineError off Debian and Ubuntu."""
+    """Install Debian packages on this host. Raises EngineError off Debian and Ubuntu, NetworkError without a network."""
     if not packages:
         return
     if not shutil.which("apt-get"):
@@ -141,8 +153,16 @@ def install(run: Runner, say: Callable[[str], None], packages: Sequence[str]) ->
         )
     say(f"installing {', '.join(packages)} from Debian's packages")
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-    run(["apt-get", "update", "-q"], env=quiet)
-    run(["apt-get", "install", "-y", "-q", "--no-install-recommends", *packages], env=quiet)
+    try:
+        run(["apt-get", "update", "-q"], env=quiet)
+        run(["apt-get", "install", "-y", "-q", "--no-install-recommends", *packages], env=quiet)
+    except CommandError as error:
+        if network_failed(error.output):
+            raise NetworkError(
+                f"{', '.join(packages)} can't be fetched from Debian's packages:\n{error.message}",
+                hint="check the network and apt's sources, or install them by hand; then run the same command again",
+            ) from error
+        raise
 
 
 def require_tools(run: Runner, say: Callable[[str], None], tools: Mapping[str, str]) -> None:
@@ -164,7 +184,7 @@ def _start(run: Runner) -> None:
 def drop_stale_pid_file(path: Path, program: str) -> None:
     """Remove a process id file whose process is another program by now: a killed daemon's, which its successor trips over."""
     try:
-        running = Path(f"/proc/{int(path.read_text())}/comm").read_text().strip()
+        running = Path(f"/proc/{int(path.read_text(encoding='utf-8'))}/comm").read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         running = ""
     except (OSError, ValueError):

@@ -8,6 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from builder.engine.places import home, of_user, variable
 from builder.engine.process import Runner
 from builder.errors import CommandError, EngineError
 
@@ -67,13 +68,13 @@ def secret_script(run: Runner) -> str:
 
 def uv_configuration() -> Path | None:
     """The user's or the system's uv.toml, or None."""
-    home = Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config"))
-    return next((p for p in (home / "uv" / "uv.toml", Path("/etc/uv/uv.toml")) if p.is_file()), None)
+    settings = of_user("XDG_CONFIG_HOME", ".config")
+    return next((p for p in (settings / "uv" / "uv.toml", Path("/etc/uv/uv.toml")) if p.is_file()), None)
 
 
 def netrc() -> Path | None:
     """The user's netrc, which may hold the credentials of a private index, or None."""
-    path = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    path = Path(variable("NETRC") or home() / ".netrc")
     return path if path.is_file() else None
 
 
@@ -93,8 +94,13 @@ def debian_mirror(run: Runner) -> str:
                 "Label: Debian",
             ]
         )
-    except CommandError:
-        sites = ""
+    except CommandError as error:
+        if error.code != 127:
+            raise EngineError(
+                f"the Debian mirror is not known: apt-get could not say it:\n{error.message}",
+                hint="mend what it says, or set DEBIAN_MIRROR to the URL of a Debian mirror",
+            ) from error
+        sites = ""  # no apt on this host
     for site in sites.splitlines():
         return site.rstrip("/")
     raise EngineError(

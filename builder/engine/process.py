@@ -1,5 +1,6 @@
 """One door to other programs. Rooms that need a program get a `Runner` as an argument, so tests can pass their own."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -12,12 +13,32 @@ from typing import Protocol
 
 from builder.errors import CommandError
 
-_USERINFO = re.compile(r"(://)[^/@\s:]*:[^/@\s]*@")
+# Up to the last @ before a slash: a password may hold one. A token alone, without a colon, is a secret too.
+_USERINFO = re.compile(r"(://)[^/\s'\"]*@")
+_HEADER = re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?(?:basic|bearer)\s+)[^\s'\"]+", re.IGNORECASE)
+# What programs say when the network, a proxy or a name server is the cause.
+_NETWORK = (
+    "error sending request",
+    "dns error",
+    "failed to fetch",
+    "could not connect",
+    "could not resolve",
+    "connection refused",
+    "connection timed out",
+    "network is unreachable",
+    "temporary failure",
+    "timed out",
+)
 
 
 def redact(text: str) -> str:
-    """The text without user names and passwords in URLs: output ends in logs and error messages."""
-    return _USERINFO.sub(r"\1***@", text)
+    """The text without user names, passwords and tokens: output ends in logs and error messages."""
+    return _HEADER.sub(r"\1***", _USERINFO.sub(r"\1***@", text))
+
+
+def network_failed(output: str) -> bool:
+    """Is the network the cause, by what a program said?"""
+    return any(mark in output.lower() for mark in _NETWORK)
 
 
 class Runner(Protocol):
@@ -50,45 +71,46 @@ def run(
     """
     words = tuple(str(a) for a in argv)
     if os.environ.get("BUILDER_VERBOSE"):
-        print(f"+ {shlex.join(words)}", file=sys.stderr, flush=True)
-    full_env = {**os.environ, **(env or {})}
+        print(redact(f"+ {shlex.join(words)}"), file=sys.stderr, flush=True)
     try:
-        if on_line is None:
-            done = subprocess.run(
-                words, env=full_env, cwd=cwd, input=text, capture_output=True, text=True, errors="replace", check=False
-            )
-            if done.returncode:
-                raise CommandError(words, done.returncode, redact(done.stdout + done.stderr))
-            return done.stdout
-        return _stream(words, full_env, cwd, text, on_line)
-    except FileNotFoundError as error:
-        raise CommandError(words, 127, f"{words[0]} is not installed") from error
+        code, output, errors = _finished(words, {**os.environ, **(env or {})}, cwd, text, on_line)
+    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+        raise CommandError(
+            _redacted(words), 127, f"{words[0]} can't be started: {error.strerror}", hint="install it, or mend PATH"
+        ) from error
+    if code:
+        raise CommandError(_redacted(words), code, redact(output + errors))
+    return output
 
 
-def _stream(
-    words: tuple[str, ...], env: Mapping[str, str], cwd: Path | None, text: str | None, on_line: Callable[[str], None]
-) -> str:
-    last: deque[str] = deque(maxlen=2000)
-    stdin = subprocess.DEVNULL if text is None else subprocess.PIPE
+def _redacted(words: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(redact(word) for word in words)
+
+
+def _finished(
+    words: tuple[str, ...],
+    env: Mapping[str, str],
+    cwd: Path | None,
+    text: str | None,
+    on_line: Callable[[str], None] | None,
+) -> tuple[int, str, str]:
+    """Status, output and errors of a program that ran to its end."""
     process = subprocess.Popen(
         words,
         env=env,
         cwd=cwd,
-        stdin=stdin,
+        stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.STDOUT if on_line else subprocess.PIPE,
         text=True,
+        encoding="utf-8",
         errors="replace",
     )
     try:
-        if text is not None and process.stdin:
-            process.stdin.write(text)
-            process.stdin.close()
-        assert process.stdout is not None
-        for line in process.stdout:
-            last.append(redact(line.rstrip("\n")))
-            on_line(last[-1])
-        code = process.wait()
+        if on_line is None:
+            output, errors = process.communicate(text)
+            return process.returncode, output, errors
+        return _streamed(process, text, on_line)
     except BaseException:  # Ctrl-C included: the child gets the chance to clean up, then goes
         process.terminate()
         try:
@@ -97,6 +119,16 @@ def _stream(
             process.kill()
             process.wait()
         raise
-    if code:
-        raise CommandError(words, code, "\n".join(last))
-    return "\n".join(last)
+
+
+def _streamed(process: subprocess.Popen[str], text: str | None, on_line: Callable[[str], None]) -> tuple[int, str, str]:
+    last: deque[str] = deque(maxlen=2000)
+    if text is not None and process.stdin:
+        with contextlib.suppress(BrokenPipeError):  # it went away before it read all: its status tells why
+            process.stdin.write(text)
+            process.stdin.close()
+    assert process.stdout is not None
+    for line in process.stdout:
+        last.append(redact(line.rstrip("\n")))
+        on_line(last[-1])
+    return process.wait(), "\n".join(last), ""

@@ -19,6 +19,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from builder.engine.places import home, variable
 from builder.engine.process import Runner
 from builder.engine.skopeo import Access
 from builder.errors import CommandError, PublishError
@@ -66,7 +67,9 @@ class Repository:
         reply = self._ask("GET", f"/manifests/{reference}", headers={"Accept": ", ".join(MANIFESTS)})
         if reply.status == 404:
             return None
-        return self._good(reply, f"read {reference}").body
+        body = self._good(reply, f"read {reference}").body
+        parsed(body, f"{self.name}: what the registry has as {reference}")
+        return body
 
     def put(self, reference: str, manifest: bytes, media_type: str) -> None:
         """Put a manifest under a tag or its digest; the registry refuses one whose parts it lacks."""
@@ -78,12 +81,15 @@ class Repository:
         reply = self._ask("GET", "/tags/list")
         if reply.status == 404:
             return []
-        return sorted(json.loads(self._good(reply, "list tags").body).get("tags") or [])
+        listed = parsed(self._good(reply, "list tags").body, f"{self.name}: the registry's list of tags")
+        return sorted(listed.get("tags") or [])
 
     def referrers(self, digest: str) -> bytes | None:
         """The index that the referrers API of OCI distribution 1.1 answers with, or None where the registry has no such API."""
         reply = self._ask("GET", f"/referrers/{digest}", headers={"Accept": MANIFESTS[1]})
         has_api = reply.status == 200 and "image.index" in reply.headers.get("Content-Type", "")
+        if has_api:
+            parsed(reply.body, f"{self.name}: what the registry answered about referrers")
         return reply.body if has_api else None
 
     def _good(self, reply: Reply, what: str) -> Reply:
@@ -94,7 +100,10 @@ class Repository:
             )
         if reply.status >= 300:
             text = reply.body.decode(errors="replace")[:300]
-            raise PublishError(f"{self.name}: the registry answered {reply.status} to {what}: {text}")
+            raise PublishError(
+                f"{self.name}: the registry answered {reply.status} to {what}: {text}",
+                hint="mend that at the registry, then run the same command again: what is there already is not sent twice",
+            )
         return reply
 
     def _ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Reply:
@@ -160,18 +169,23 @@ class Repository:
         url = parts.get("realm", "") + "?" + urllib.parse.urlencode({k: v for k, v in query.items() if v})
         if urllib.parse.urlsplit(url).scheme != "https" and self.access.verifies(self.name):
             raise PublishError(
-                f"{self.name}: the registry wants the password sent to {url.partition('?')[0]}, without TLS"
+                f"{self.name}: the registry wants the password sent to {url.partition('?')[0]}, without TLS",
+                hint="mend the registry's address, or allow that with --insecure",
             )
         headers = {"Authorization": basic} if basic else {}
         reply = self._good(self._open(urllib.request.Request(url, headers=headers)), "log in")
-        token: dict[str, Any] = json.loads(reply.body)
+        token = parsed(reply.body, f"{self.name}: what the registry answered to log in")
         return f"Bearer {token.get('token') or token.get('access_token', '')}"
 
     def _basic(self) -> str:
         for path in _authfiles(self.access):
-            data = json.loads(path.read_text())
-            helper = data.get("credHelpers", {}).get(self.host) or data.get("credsStore")
-            entries = data.get("auths", {})
+            data = parsed(path.read_bytes(), str(path), hint="mend it, or log in anew with `docker login`")
+            if not all(isinstance(data.get(k) or {}, dict) for k in ("auths", "credHelpers")):
+                raise PublishError(
+                    f"{path} holds no credentials in Docker's format", hint="log in anew with `docker login`"
+                )
+            helper = (data.get("credHelpers") or {}).get(self.host) or data.get("credsStore")
+            entries = data.get("auths") or {}
             keys = [self.name.rsplit("/", n)[0] for n in range(self.name.count("/") + 1)]
             found = next((entries[k] for k in [*keys, f"https://{self.host}"] if entries.get(k, {}).get("auth")), None)
             if found:
@@ -185,13 +199,22 @@ class Repository:
         return ""
 
 
+def parsed(data: bytes, what: str, *, hint: str = "") -> dict[str, Any]:
+    """An object in JSON. Raises PublishError, naming what it should be, for anything else: a proxy's page, half an answer."""
+    try:
+        value = json.loads(data)
+        if isinstance(value, dict):
+            return value
+    except ValueError:
+        pass
+    raise PublishError(f"{what} is no JSON object", hint=hint or "check the address and what stands between; then run the same command again")  # fmt: skip
+
+
 def _authfiles(access: Access) -> list[Path]:
     """Files with credentials, in the order in which skopeo looks at them."""
     if access.authfile:
         return [access.authfile]
-    named = [os.environ.get("REGISTRY_AUTH_FILE", "")]
-    named += [
-        f"{d}/containers/auth.json" for d in (os.environ.get("XDG_RUNTIME_DIR", f"/run/containers/{os.getuid()}"),)
-    ]
-    named += [str(Path(os.environ.get("DOCKER_CONFIG", Path.home() / ".docker")) / "config.json")]
+    named = [variable("REGISTRY_AUTH_FILE")]
+    named += [f"{variable('XDG_RUNTIME_DIR') or f'/run/containers/{os.getuid()}'}/containers/auth.json"]
+    named += [str(Path(variable("DOCKER_CONFIG") or home() / ".docker") / "config.json")]
     return [Path(p) for p in named if p and Path(p).is_file()]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from builder.engine import scratch
 from builder.engine.docker import Engine, inspect
 from builder.errors import CommandError, VerifyError
 
@@ -44,31 +45,41 @@ def measure(engine: Engine, reference: str, store: Path, kinds: tuple[str, ...] 
 
 def _remembered(store: Path, digest: str) -> dict[str, Any]:
     path = store / "layers" / f"{digest.removeprefix('sha256:')}.json"
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    try:
+        record = json.loads(path.read_bytes())
+        return {"size": int(record["size"]), "compressed": {k: int(v) for k, v in record["compressed"].items()}}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError):  # damaged: to be measured again
+        return {}
 
 
 def _measure_all(engine: Engine, reference: str, store: Path, digests: list[str], kinds: tuple[str, ...]) -> None:
-    (store / "layers").mkdir(parents=True, exist_ok=True)
     argv = [str(engine.client), "save", reference]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as save:
         assert save.stdout is not None
-        with tarfile.open(fileobj=save.stdout, mode="r|") as archive:
-            for member in archive:
-                if not member.isfile() or not (member.name.endswith("/layer.tar") or member.name.startswith("blobs/")):
-                    continue
-                stream = archive.extractfile(member)
-                assert stream is not None
-                digest, size, compressed = _compress(stream, kinds)
-                if f"sha256:{digest}" in digests:
-                    record = {
-                        "size": size,
-                        "compressed": {**_remembered(store, digest).get("compressed", {}), **compressed},
-                    }
-                    path = store / "layers" / f"{digest}.json"
-                    path.with_suffix(".part").write_text(json.dumps(record))
-                    path.with_suffix(".part").rename(path)
+        try:
+            with tarfile.open(fileobj=save.stdout, mode="r|") as archive:
+                for member in archive:
+                    _measure_one(archive, member, store, digests, kinds)
+        except tarfile.TarError as error:
+            raise CommandError(tuple(argv), save.wait(), f"what it wrote is no archive: {error}") from error
     if save.returncode:
         raise CommandError(tuple(argv), save.returncode, "")
+
+
+def _measure_one(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, store: Path, digests: list[str], kinds: tuple[str, ...]
+) -> None:
+    """Measure and remember a member of a saved image if it is a layer."""
+    if not member.isfile() or not (member.name.endswith("/layer.tar") or member.name.startswith("blobs/")):
+        return
+    stream = archive.extractfile(member)
+    assert stream is not None
+    digest, size, compressed = _compress(stream, kinds)
+    if f"sha256:{digest}" in digests:
+        record = {"size": size, "compressed": {**_remembered(store, digest).get("compressed", {}), **compressed}}
+        scratch.write(store / "layers" / f"{digest}.json", json.dumps(record))
 
 
 def _compress(stream: IO[bytes], kinds: tuple[str, ...]) -> tuple[str, int, dict[str, int]]:

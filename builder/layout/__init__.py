@@ -40,7 +40,7 @@ class Removal:
 
 def layers() -> Layers:
     """The layer data that ships with the builder."""
-    data = tomllib.loads((resources.files(__name__) / "layers.toml").read_text())
+    data = tomllib.loads((resources.files(__name__) / "layers.toml").read_text(encoding="utf-8"))
     patterns = tuple((row["name"], tuple(row["patterns"])) for row in data["layers"])
     return Layers(
         patterns=patterns, runtime=tuple(data["runtime"]), compiler=tuple(data["compiler"]), tools=tuple(data["tools"])
@@ -49,5 +49,5 @@ def layers() -> Layers:
 
 def removals() -> tuple[Removal, ...]:
     """The removals that ship with the builder."""
-    data = tomllib.loads((resources.files(__name__) / "prune.toml").read_text())
+    data = tomllib.loads((resources.files(__name__) / "prune.toml").read_text(encoding="utf-8"))
     return tuple(Removal(**row) for row in data["removals"])

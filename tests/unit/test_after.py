@@ -269,7 +269,7 @@ def test_the_workflow_in_the_readme_asks_for_what_there_is() -> None:
     assert set(targets) == {".venv/.ready", "image", "verify", "publish"}
     for target in set(targets) - {".venv/.ready"}:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
-    assert "--to $(TO)" in makefile and "--id $(ID)" in makefile
+    assert '--to "$(TO)"' in makefile and '--id "$(ID)"' in makefile
     command = re.search(r"bin/builder (list .*?) \|", block)
     assert command
     listed = json.loads(CliRunner().invoke(cli, command[1].split()).output)

@@ -47,3 +47,10 @@ def test_every_make_target_is_listed_and_every_variable_reaches_the_builder() ->
 def test_the_two_commands_are_in_the_readme_and_ci_calls_the_second() -> None:
     assert "make image TRITON=3.7" in README and "make test" in README
     assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("exec make test")
+
+
+def test_what_a_variable_of_make_holds_is_one_word_for_the_shell() -> None:
+    """TRITON=">=3.7" unquoted would write a file; ID="*" would name the files here."""
+    makefile = (ROOT / "Makefile").read_text()
+    for option in re.findall(r"--[a-z0-9]+ \S*\$\([A-Z0-9_]+\)\S*", makefile):
+        assert re.fullmatch(r'--[a-z0-9]+ "\$\([A-Z0-9_]+\)"\)?', option), option

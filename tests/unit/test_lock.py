@@ -1,6 +1,6 @@
 """Locks: made from a resolver, written, read, refused when stale, damaged or incomplete."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,12 +110,43 @@ def test_capabilities_do_not_make_a_lock_stale() -> None:
         lambda t: t.split("[[distributions]]")[0],
         lambda t: t.replace("epoch", "epoche"),
         lambda t: "",
+        lambda t: t.encode() + b"\xff",
+        lambda t: t.replace("debian = [", "debian = [1,"),
+        lambda t: t.replace("hashes = [", "hashes = [1,", 1),
+        lambda t: t.replace("epoch = 1796000000", "epoch = inf"),
+        lambda t: t.replace("epoch = 1796000000", "epoch = -1"),
+        lambda t: t.replace("epoch = 1796000000", "epoch = 999999999999999"),
+        lambda t: t.replace('name = "torch"', 'name = "torch --index-url=x"'),
+        lambda t: "x = " + "[" * 5000,
     ],
 )
 def test_a_damaged_or_incomplete_lock_is_refused(damage) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(LockStaleError) as refused:
         lock.loads(damage(lock.dumps(made(image(triton="3.7")))), where="matrices/locks/x.lock.toml")
     assert "builder lock --id x" in refused.value.hint
+
+
+LOST: dict[str, Callable[[Lock], Lock]] = {
+    "its last distribution": lambda x: replace(x, distributions=x.distributions[:-1]),
+    "half of them": lambda x: replace(x, distributions=x.distributions[: len(x.distributions) // 2]),
+    "its tools": lambda x: replace(x, distributions=tuple(d for d in x.distributions if d.layer != "tools")),
+    "another torch": lambda x: replace(x, distributions=tuple(replace(d, version="2.0") if d.name == "torch" else d for d in x.distributions)),
+    "another platform": lambda x: replace(x, platform="linux/arm64"),
+    "another base": lambda x: replace(x, base="bookworm"),
+    "no Debian packages": lambda x: replace(x, debian=()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LOST)
+@pytest.mark.parametrize("wanted", [{"triton": "3.7"}, {"torch": "2.11", "triton": "3.7"}, {"cuda": "12.8"}])
+def test_a_lock_that_was_cut_off_or_edited_is_refused(kind: str, wanted: dict[str, str]) -> None:
+    """A lock cut off between two entries is good TOML; the inputs that it names are still right."""
+    cell = image(**wanted)
+    whole = lock.loads(lock.dumps(made(cell)), where="x")
+    lock.check(whole, cell, layers())
+    with pytest.raises(LockStaleError, match="edited or cut off") as refused:
+        lock.check(LOST[kind](whole), cell, layers())
+    assert "builder lock --id" in refused.value.hint
 
 
 def test_an_override_changes_triton_alone() -> None:

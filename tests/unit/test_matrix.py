@@ -181,7 +181,7 @@ MALFORMED = [
     ("stacks", {}, "stacks: must be an array of tables, [[stacks]]"),
     ("stacks", [], "stacks: needs at least one row"),
     ("bases.0.python", "3", "bases[0].python: '3' is not a Python such as 3.13"),
-    ("bases.0.name", "Trixie!", "bases[0].name: 'Trixie!' is not a name of small letters"),
+    ("bases.0.name", "Trixie!", "bases[0].name: 'Trixie!' is not a name of at most 40 small letters"),
     ("capabilities", ["12"], "capabilities[0]: '12' is no compute capability such as '12.0'"),
     ("capabilities", [12.0], "capabilities[0]: must be a compute capability in quotes, not 12.0"),
     ("capabilities", [], "capabilities: must be a list with something in it, not []"),
@@ -351,3 +351,60 @@ def test_the_schema_has_the_keys_of_the_loader() -> None:
     assert set(properties["defaults"]["properties"]) == set(rows.DEFAULTS)
     assert set(properties["excludes"]["items"]["properties"]["when"]["properties"]) == set(rows.CONDITIONS)
     assert set(properties["rules"]["items"]["properties"]["when"]["properties"]) == {*rows.CONDITIONS, "capabilities"}
+
+
+UNREADABLE: dict[str, Callable[[Path], Any]] = {
+    "a directory": lambda p: p.mkdir(),
+    "a dangling link": lambda p: p.symlink_to("/nonexistent"),
+    "no UTF-8": lambda p: p.write_bytes(b"\xff\xfe"),
+    "a number of thousands of digits": lambda p: p.write_text("x = " + "9" * 5000),
+    "too deep": lambda p: p.write_text("x = " + "[" * 5000),
+    "a byte order mark": lambda p: p.write_bytes(b"\xef\xbb\xbfx = 1"),
+    "a hexadecimal number too large to show": lambda p: p.write_text("capabilities = [0x" + "f" * 5000 + "]"),
+    "a version of thousands of digits": lambda p: p.write_text(f'[[conv1d]]\nversion = "{"9" * 5000}"\n'),
+    "a specifier of thousands of digits": lambda p: p.write_text(
+        '[[excludes]]\nreason = "r"\nwhen = {fla = ">=' + "9" * 5000 + '"}\n'
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_whatever_a_file_is_the_error_names_it(kind: str, tmp_path: Path) -> None:
+    UNREADABLE[kind](tmp_path / "odd.toml")
+    with pytest.raises(MatrixError) as refused:
+        load(tmp_path)
+    assert any(p.startswith(("odd.toml: ", "capabilities[0]: ")) for p in refused.value.problems), (
+        refused.value.problems
+    )
+    assert max(map(len, refused.value.problems)) < 400
+
+
+@pytest.mark.parametrize("version", ["0.7+cu130", "1!2.0", " 0.7", "0.7 ", "v0.7", "0.7-1", "0.7.0RC1"])
+def test_a_version_that_no_tag_can_hold_or_no_index_spells_is_refused(small: dict[str, Any], version: str) -> None:
+    small["fla"].append({"version": version, "transformers": "5.24.0"})
+    assert [p for p in problems(small) if p.startswith("fla[1].version: ")]
+
+
+@pytest.mark.parametrize("name", ["trixie-arm64", "trixie-amd64", "x-sm120", "a" * 41])
+def test_a_base_whose_name_makes_two_images_one_is_refused(small: dict[str, Any], name: str) -> None:
+    small["bases"].append({"name": name, "suite": "trixie", "python": "3.13"})
+    assert [p for p in problems(small) if p.startswith("bases[1].name: ")]
+
+
+def test_an_identifier_must_fit_into_a_tag(small: dict[str, Any]) -> None:
+    small["bases"].append({"name": "b" * 40, "suite": "trixie", "python": "3.13"})
+    small["fla"][0]["version"] = small["defaults"]["fla"] = "0.6.0.dev20261201"
+    small["conv1d"][0]["version"] = small["defaults"]["conv1d"] = "1.7.0.dev20261201"
+    assert [p for p in problems(small) if p.startswith("bases[1].name: makes an identifier of ")]
+
+
+@pytest.mark.parametrize("reference", ['a"b', "-o/x", "a b", "a\\b"])
+def test_a_reference_that_would_break_a_lock_or_a_dockerfile_is_refused(small: dict[str, Any], reference: str) -> None:
+    small["bases"].append({"name": "own", "reference": f"{reference}@sha256:{'a' * 64}", "python": "3.13"})
+    assert [p for p in problems(small) if p.startswith("bases[1].reference: ")]
+
+
+@pytest.mark.parametrize("value", [["trixie"], {"a": 1}, "", "."])
+def test_a_value_that_looks_like_a_path_is_kept_apart_from_it(small: dict[str, Any], value: Any) -> None:
+    small["bases"][0]["name"] = value
+    assert [p for p in problems(small) if p.startswith("bases[0].name: ")]

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "provenance": PURE,
     "inside_data": PURE,
 }
-JOINERS = {"cli", "cli_publish", "options", "flow", "release", "__main__", "show", "readme"}
+JOINERS = {"cli", "cli_publish", "options", "flow", "release", "__main__", "show", "readme", "ending"}
 
 
 def imports(path: Path) -> set[str]:
