@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,8 @@ class Image:
     def constraints(self) -> Path:
         """Write constraints.txt with what is installed here, as if it had been locked."""
         path = self.root / "constraints.txt"
-        pins = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
+        installed = importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])  # not what PYTHONPATH adds
+        pins = {d.metadata["Name"]: d.version for d in installed if d.metadata["Name"]}
         path.write_text("".join(f"{name}=={version}\n" for name, version in sorted(pins.items())))
         return path
 

@@ -1,5 +1,6 @@
 """Broken, slow, crashing and replaced packages, damaged caches: put in place for real, found by the real command."""
 
+import importlib.util
 import shutil
 import sys
 from pathlib import Path
@@ -52,7 +53,8 @@ def test_imports_with_time_enough(image: Image) -> None:
     assert report["torch"][0] == "pass"
     assert report["fla"][0] == "pass", report["fla"]
     assert report["conv1d"][0] == "pass"
-    assert "Triton convolution" in report["conv1d"][1]
+    path = "extension loads" if importlib.util.find_spec("causal_conv1d") else "Triton convolution"
+    assert path in report["conv1d"][1]
     assert report["distributions"][0] == "pass", report["distributions"]
 
 
