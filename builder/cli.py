@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from builder import build as building
-from builder import cli_publish, flow, plan, render
+from builder import cli_publish, flow, plan
 from builder.ending import run_to_end
 from builder.engine import docker, host, scratch, sizes
 from builder.engine.failures import explain
@@ -86,7 +86,8 @@ def plan_(json_: bool, tag: bool, **options: Any) -> None:
 @cli.command("lock")
 @selection
 @click.option("--check", is_flag=True, help="Only say whether the lock is there and fresh.")
-def lock_(check: bool, **options: Any) -> None:
+@as_json
+def lock_(check: bool, json_: bool, **options: Any) -> None:
     """Resolve an image and write its lock: every distribution and Debian package, with versions and hashes.
 
     Example: builder lock --triton 3.7
@@ -94,9 +95,12 @@ def lock_(check: bool, **options: Any) -> None:
     project = flow.Project.find()
     image = flow.choose(project, request_of(options))
     made = flow.read_lock(project, image) if check else flow.make_lock(run, project, image, say)
-    click.echo(
-        f"{project.lock_path(image).relative_to(project.root)}: {len(made.distributions)} distributions, {len(made.debian)} Debian packages"
-    )
+    path = project.lock_path(image).relative_to(project.root)
+    if json_:
+        counts = {"distributions": len(made.distributions), "debian": len(made.debian)}
+        answer({**describe(image), "lock": str(path), "checksum": made.checksum, **counts})
+        return
+    click.echo(f"{path}: {len(made.distributions)} distributions, {len(made.debian)} Debian packages")
 
 
 @cli.command("render")
@@ -106,7 +110,8 @@ def lock_(check: bool, **options: Any) -> None:
     type=click.Path(file_okay=False),
     help="Write the whole rendered context here instead of printing the Dockerfile.",
 )
-def render_(output: str | None, **options: Any) -> None:
+@as_json
+def render_(output: str | None, json_: bool, **options: Any) -> None:
     """Render an image's Dockerfile from its lock.
 
     Example: builder render --triton 3.7 > Dockerfile
@@ -114,11 +119,14 @@ def render_(output: str | None, **options: Any) -> None:
     project = flow.Project.find()
     image = flow.choose(project, request_of(options))
     locked = flow.read_lock(project, image)
-    if output is None:
-        click.echo(render.dockerfile(project.template(), image, locked), nl=False)
-        return
-    scratch.write_all(Path(output), flow.render_context(project, image, locked))
-    say(f"wrote the rendered files to {output}")
+    files = flow.render_context(project, image, locked)
+    if output is not None:
+        scratch.write_all(Path(output), files)
+        say(f"wrote the rendered files to {output}")
+    if json_:
+        answer({**describe(image), "files": dict(files)})
+    elif output is None:
+        click.echo(files["Dockerfile"], nl=False)
 
 
 @cli.command("build")

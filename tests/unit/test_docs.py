@@ -1,5 +1,6 @@
 """Documents are tested like code: every command has help with an example and stands in the README; the table is generated."""
 
+import json
 import re
 from pathlib import Path
 
@@ -54,3 +55,14 @@ def test_what_a_variable_of_make_holds_is_one_word_for_the_shell() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for option in re.findall(r"--[a-z0-9]+ \S*\$\([A-Z0-9_]+\)\S*", makefile):
         assert re.fullmatch(r'--[a-z0-9]+ "\$\([A-Z0-9_]+\)"\)?', option), option
+
+
+def test_lock_and_render_answer_a_machine() -> None:
+    locked = json.loads(CliRunner().invoke(cli, ["lock", "--check", "--triton", "3.7", "--json"]).stdout)
+    assert (
+        (ROOT / locked["lock"]).is_file() and locked["distributions"] > 50 and locked["checksum"].startswith("sha256:")
+    )
+    rendered = json.loads(CliRunner().invoke(cli, ["render", "--triton", "3.7", "--json"]).stdout)
+    plain = CliRunner().invoke(cli, ["render", "--triton", "3.7"]).stdout
+    assert rendered["id"] == locked["id"] and rendered["files"]["Dockerfile"] == plain
+    assert {"facts/image.json", "facts/lock.toml", "facts/constraints.txt"} <= set(rendered["files"])
