@@ -7,6 +7,7 @@ import os
 import signal
 import tarfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,16 @@ def test_text_files_are_utf_8_whatever_the_locale() -> None:
     assert found == []
 
 
+@pytest.fixture
+def as_on_a_terminal() -> Iterator[None]:
+    """The default for every signal: under nohup, or in a shell's background job, some are ignored."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("as_on_a_terminal")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_as_ctrl_c_does_and_only_once(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
