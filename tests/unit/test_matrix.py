@@ -96,10 +96,10 @@ def test_locks_below_are_not_read(directory: Callable[..., Path]) -> None:
 
 
 def test_a_new_triton_is_one_row_in_one_file(directory: Callable[..., Path]) -> None:
-    row = STACK.replace("2.12.1", "2.14.1").replace("3.7.1", "3.8.0") + 'default_for = ["triton"]\n'
+    row = STACK.replace("2.12.1", "99.1.0").replace("3.7.1", "98.0.0") + 'default_for = ["triton"]\n'
     files = {path.stem: path.read_text(encoding="utf-8") for path in MATRICES.glob("*.toml")}
     files["stacks"] += row
-    assert ("2.14.1", "3.8.0") in {(stack.torch, stack.triton) for stack in load(directory(**files)).stacks}
+    assert ("99.1.0", "98.0.0") in {(stack.torch, stack.triton) for stack in load(directory(**files)).stacks}
 
 
 def test_errors_of_all_files_come_at_once_and_name_their_file(directory: Callable[..., Path]) -> None:

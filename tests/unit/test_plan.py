@@ -215,7 +215,8 @@ def test_an_ambiguous_axis_without_its_default_names_the_values(small: dict[str,
 
 def test_an_unknown_version_names_those_there_are_and_a_near_one(matrix: Matrix) -> None:
     error = refusal(matrix, triton="3.70")
-    assert error.message == "unknown triton '3.70' (did you mean '3.7.0'?): there is 3.6.0, 3.7.0, 3.7.1"
+    there = ", ".join(sorted({stack.triton for stack in matrix.stacks}))
+    assert error.message == f"unknown triton '3.70' (did you mean '3.7.0'?): there is {there}"
     assert "add its row" in error.hint
 
 
@@ -291,6 +292,8 @@ def test_a_warning_goes_on_and_is_kept(small: dict[str, Any]) -> None:
 def test_a_version_that_is_no_row_because_it_is_bad_is_called_so(
     matrix: Matrix, asked: dict[str, Any], rule: str
 ) -> None:
+    # A rule about Triton 3.6 and 3.7 refuses a version altogether only while there are no others.
+    matrix = replace(matrix, stacks=tuple(s for s in matrix.stacks if s.triton.startswith(("3.6.", "3.7."))))
     with pytest.raises(KnownBadError, match=rule) as caught:
         resolve(matrix, Request(**asked))
     assert "FLA=0.6.0" in caught.value.hint
