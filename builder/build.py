@@ -24,6 +24,7 @@ LABEL = "io.blackwell."
 Say = Callable[[str], None]
 
 _STEP = re.compile(r"^#(\d+) \[(?P<stage>[^\]]+?)\s*(\d+/\d+)?\] (?P<command>.*)$")
+_LAYER = re.compile(r"source=layers/([\w-]+).*/install\.sh /opt/layer")
 _DONE = re.compile(r"^#(\d+) (?:DONE (?P<seconds>[\d.]+)s|CACHED)$")
 
 
@@ -44,7 +45,8 @@ class Progress:
             if step[1] not in self._announced and stage != "internal":
                 self._announced.add(step[1])
                 command = re.sub(r"--mount=\S+\s*|\\|\s{2,}", "", step["command"])
-                self.say(f"{stage}: {command[:110]}")
+                layer = _LAYER.search(step["command"])  # the steps that install distributions all look alike
+                self.say(f"{stage}: installing {layer[1]}" if layer else f"{stage}: {command[:110]}")
         elif done := _DONE.match(text):
             stage = self._stages.get(done[1], "")
             if stage and stage != "internal":

@@ -34,6 +34,18 @@ def test_progress_says_each_step_once_and_adds_up_seconds_by_stage() -> None:
     assert progress.seconds == {"libraries": 22.9, "warm": 60.0}
 
 
+def test_progress_names_the_layer_that_a_step_installs() -> None:
+    said: list[str] = []
+    mount = "RUN --mount=type=bind,source=layers/cudnn,target=/opt/layer     . /opt/build/install/network.sh && "
+    for line in (
+        f"#7 [libraries 3/5] {mount}sh /opt/build/install/install.sh /opt/layer",
+        f"#8 [extensions-compile 2/2] {mount}sh /opt/build/extensions/extensions.sh /opt/layer /wheels",
+    ):
+        build.Progress(say=said.append).line(line)
+    assert said[0] == "libraries: installing cudnn"
+    assert "extensions.sh" in said[1]
+
+
 def failing(text: str) -> CommandError:
     lines = "".join(f"#7 {i}.0 {line}\n" for i, line in enumerate(text.splitlines()))
     return CommandError(
