@@ -78,9 +78,9 @@ def plan_(json_: bool, tag: bool, **options: Any) -> None:
         return
     OUT.print(image_table(image))
     for reason in image.defaults_used:
-        OUT.print(f"default: {reason}", markup=False)
+        OUT.print(f"chosen: {reason}", markup=False, soft_wrap=True)
     for rule in image.rules:
-        OUT.print(f"{rule.verdict}: {rule.sentence} ({rule.url}) Instead: {rule.instead}", markup=False, soft_wrap=True)
+        OUT.print(f"{rule.verdict}: {rule.sentence} {rule.instead} ({rule.url})", markup=False, soft_wrap=True)
 
 
 @cli.command("lock")
@@ -108,7 +108,7 @@ def lock_(check: bool, json_: bool, **options: Any) -> None:
 @click.option(
     "--output",
     type=click.Path(file_okay=False),
-    help="Write the whole rendered context here instead of printing the Dockerfile.",
+    help="Write all rendered files here, instead of printing the Dockerfile.",
 )
 @as_json
 def render_(output: str | None, json_: bool, **options: Any) -> None:
