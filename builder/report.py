@@ -9,6 +9,8 @@ from importlib import resources
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
+from markupsafe import escape as escaped
 
 from builder.engine.sizes import Layer
 from builder.sbom import licence_counts
@@ -149,6 +151,7 @@ def environment(*, escape: bool) -> jinja2.Environment:
     )
     made.filters["mb"] = lambda size: f"{size / 1e6:,.{0 if size >= 1e7 else 1}f} MB"
     made.filters["gb"] = lambda size: f"{size / 1e9:.2f} GB"
+    made.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escaped(text))))
     made.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
     made.filters["seconds"] = lambda value, digits=2: "-" if value is None else f"{value:.{digits}f}"
     return made

@@ -196,6 +196,11 @@ def test_the_page_is_whole_self_contained_and_escaped(material: report.Material)
     assert page.svgs == len(columns) * len(families) + len(material.layers)
 
 
+def test_commands_in_sentences_are_code_on_the_page_and_stay_escaped() -> None:
+    made = report.environment(escape=True).from_string("{{ text | code }}").render(text="Run `a <b>` & `c`, don't.")
+    assert made == "Run <code>a &lt;b&gt;</code> &amp; <code>c</code>, don&#39;t."
+
+
 def test_page_and_markdown_tell_the_same(material: report.Material) -> None:
     page, text = report.html(material), report.markdown(material)
     wanted = [material.image.id, DIGEST, "580.65.06", "NVIDIA B200", "failed its tests", "no GPU", "ptxas-blackwell 13.1.80", "1.50", "1,500 MB", "600 MB"]  # fmt: skip
