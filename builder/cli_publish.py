@@ -118,12 +118,15 @@ def diff_(before: str, after: str, files: int, json_: bool, **options: Any) -> N
     """
     access = access_of(options)
     engine = docker.ensure(run, say)
-    a, b = (contents.resolve(run, engine, word, host.store(), access) for word in (before, after))
-    found = diff.compare(a, b)
+    found = []
+    for word in (before, after):
+        say(f"reading the contents of {word}")
+        found.append(contents.resolve(run, engine, word, host.store(), access))
+    difference = diff.compare(*found)
     if json_:
-        answer(diff.as_dict(found))
+        answer(diff.as_dict(difference))
     else:
-        click.echo(diff.markdown(found, files=files), nl=False)
+        click.echo(diff.markdown(difference, files=files), nl=False)
 
 
 @click.command("bake")

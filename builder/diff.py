@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from email.parser import HeaderParser
-from typing import Any
+from typing import Any, Literal
 
 from builder.engine.contents import Contents, Entry
 
@@ -27,9 +27,10 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """A path that was added, removed or altered, with its size in bytes before and after (0: not there)."""
+    """A path that is new, gone or changed, with its size in bytes before and after (0: not there, or empty)."""
 
     path: str
+    what: Literal["new", "gone", "changed"]
     before: int
     after: int
 
@@ -53,7 +54,12 @@ class Difference:
 def compare(a: Contents, b: Contents) -> Difference:
     """The difference from `a` to `b`."""
     files = [
-        FileChange(path=p, before=_size(a.entries.get(p)), after=_size(b.entries.get(p)))
+        FileChange(
+            path=p,
+            what="new" if p not in a.entries else "gone" if p not in b.entries else "changed",
+            before=_size(a.entries.get(p)),
+            after=_size(b.entries.get(p)),
+        )
         for p in a.entries.keys() | b.entries.keys()
         if a.entries.get(p) != b.entries.get(p)
     ]
@@ -129,8 +135,8 @@ def markdown(found: Difference, *, files: int = 20) -> str:
     shown = [f"`/{f.path}`: {_file(f)}" for f in named[:files]]
     shown += [f"and {len(named) - len(shown):,} more"] if len(named) > len(shown) else []
     if inside := [f for f in found.files if f.path.startswith(CACHE)]:
-        new, gone = sum(not f.before for f in inside), sum(not f.after for f in inside)
-        shown.append(f"in the kernel cache: {new:,} new, {gone:,} gone, {len(inside) - new - gone:,} changed")
+        counts = Counter(f.what for f in inside)
+        shown.append("in the kernel cache: " + ", ".join(f"{counts[w]:,} {w}" for w in ("new", "gone", "changed")))
     lines += _section("Files, largest change first", shown)
     return "\n".join(lines)
 
@@ -159,10 +165,8 @@ def _kernel_lines(changes: Sequence[Change]) -> list[str]:
 
 
 def _file(change: FileChange) -> str:
-    if not change.before and change.after:
-        return f"new, {change.after / 1e6:,.1f} MB"
-    if change.before and not change.after:
-        return f"gone, {change.before / 1e6:,.1f} MB"
+    if change.what != "changed":
+        return f"{change.what}, {max(change.before, change.after) / 1e6:,.1f} MB"
     if change.before == change.after:
         return "other content, mode or owner, same size"
     return f"{change.before / 1e6:,.1f} → {change.after / 1e6:,.1f} MB"

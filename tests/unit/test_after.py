@@ -126,6 +126,19 @@ def test_a_difference_in_words_for_a_release_note() -> None:
     assert text.index("`/big`") < text.index("`/opt/venv")
 
 
+def test_empty_files_and_directories_are_new_or_gone_once() -> None:
+    """A lock file and a directory have no size: they were counted as new and as gone."""
+    nothing = {
+        "opt/blackwell/cache/0a/LOCK": replace(BEFORE.entries["big"], size=0),
+        "opt/blackwell/cache/0a": replace(BEFORE.entries["big"], kind="dir", size=0),
+        "etc/empty": replace(BEFORE.entries["big"], size=0),
+    }
+    more = replace(BEFORE, entries={**BEFORE.entries, **nothing})
+    grown, shrunk = diff.markdown(diff.compare(BEFORE, more)), diff.markdown(diff.compare(more, BEFORE))
+    assert "in the kernel cache: 2 new, 0 gone, 0 changed" in grown and "`/etc/empty`: new, 0.0 MB" in grown
+    assert "in the kernel cache: 0 new, 2 gone, 0 changed" in shrunk and "`/etc/empty`: gone, 0.0 MB" in shrunk
+
+
 def test_no_difference_is_said_as_that_and_few_files_are_named() -> None:
     assert "same files and labels" in diff.markdown(diff.compare(BEFORE, replace(BEFORE, reference="copy")))
     assert "and 4 more" in diff.markdown(diff.compare(BEFORE, AFTER), files=1)
