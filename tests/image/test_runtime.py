@@ -271,3 +271,23 @@ find /tmp -path '*blackwell-*' -type f ! -name .overlay-of -printf 'wrote %p\\n'
 """
     done = run_in(image.reference, "sh", "-c", script, user="12345:0", read_only=True, tmpfs=["/tmp:exec"], timeout=900)
     assert done.stdout.splitlines() == ["0"] * 4 + ["code 0"], done.stdout + done.stderr[-3000:]
+
+
+# ---- the baked cache, damaged
+
+
+def test_repair_works_on_the_baked_cache_of_a_container(image: BuiltImage, run_in: RunIn) -> None:
+    """There it is a lower layer, whose directories overlayfs does not rename."""
+    script = """
+cd "$BLACKWELL_CACHE/triton"
+set -- */*.cubin
+truncate -s 100 "$1"
+graph=$(find ../inductor/fxgraph -type f | head -n 1)
+truncate -s 100 "$graph"
+blackwell kernels verify >/dev/null; echo "damaged $?"
+blackwell kernels repair --json | python -c 'import json, sys; print(len(json.load(sys.stdin)["removed"]))'
+blackwell kernels verify >/dev/null; echo "repaired $?"
+[ ! -e "$(dirname "$1")" ] && [ -e "$(dirname "$2")" ] && echo "just this"; ls -A .. | grep -c trash
+"""
+    done = run_in(image.reference, "sh", "-c", script, timeout=300)
+    assert done.stdout.splitlines() == ["damaged 1", "2", "repaired 0", "just this", "0"], done.stdout + done.stderr

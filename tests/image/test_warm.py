@@ -99,6 +99,7 @@ def test_every_card_is_warm(image: BuiltImage, run_in: RunIn) -> None:
     for card in image.facts["cards"]:
         code, report, gained, errors = step(run_in, image, card)
         assert code == 0, (card, report, errors)
+        assert f"null GPU: {card} (" in errors, "it says that it is on"
         assert report["card"] == card
         assert (report["misses"], report["graphs"]["fx_miss"], report["graphs"]["autograd_miss"]) == (0, 0, 0), card
         assert report["hits"] > 0 and report["graphs"]["fx_hit"] > 0, (
@@ -211,8 +212,13 @@ def test_a_users_own_script_in_three_lines(
     try:
         check = ("blackwell", "warm", "--check", "--card", card, "--json", "--", "python", "train.py")
         options: dict[str, Any] = {"user": SOMEBODY, "read_only": True, "tmpfs": ("/tmp",), "timeout": 600}
+        left = run_in(
+            tag, "-c", "find / -xdev -name 'blackwell-*' -not -path '/opt/*' -not -path '/proc/*'", entrypoint="/bin/sh"
+        )
+        assert left.stdout == "", "warming leaves nothing besides the cache"
         warm = run_in(tag, *check, **options)
         assert warm.returncode == 0, warm.stderr
+        assert f"null GPU: {card} (" in warm.stderr, "it says that it is on"
         assert json.loads(warm.stdout)["kernels_found"] > 0
         cold = run_in(image.reference, *check[:-1], "/mnt/train.py", mounts=(f"{tmp_path}:/mnt:ro",), **options)
         assert cold.returncode != 0, "the image it was made from does not know this script"

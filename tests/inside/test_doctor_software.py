@@ -69,6 +69,13 @@ def test_torch_that_does_not_import_is_a_finding(image: Image, tmp_path: Path) -
     assert report.code == 1
 
 
+def test_no_room_for_temporary_files_is_not_called_a_wrong_torch(image: Image, tmp_path: Path) -> None:
+    error = "FileNotFoundError(2, \"No usable temporary directory found in ['/tmp']\")"
+    report = image.doctor("--no-gpu", **shadow(image, tmp_path, "torch", f"raise {error}"))
+    assert report["torch"][0] == "fail" and "--tmpfs /tmp" in report["torch"][1], report["torch"]
+    assert "force-reinstall" not in report["torch"][1]
+
+
 def test_torch_that_crashes_is_a_finding(image: Image, tmp_path: Path) -> None:
     variables = shadow(image, tmp_path, "torch", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     report = image.doctor("--no-gpu", **variables)

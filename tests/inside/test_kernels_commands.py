@@ -1,5 +1,6 @@
 """seal, list, verify, repair, relocate and explain on a small real Triton cache."""
 
+import errno
 import json
 import os
 import shutil
@@ -310,3 +311,32 @@ def test_no_cache_is_said_plainly(capsys: pytest.CaptureFixture[str], monkeypatc
     assert "--cache" in capsys.readouterr().err
     assert cli.main(["kernels", "verify", "--cache", "/nowhere"]) == 2
     assert "/nowhere" in capsys.readouterr().err
+
+
+def test_repair_where_directories_cannot_be_renamed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the lower layer of a container's overlay file system: EXDEV for a directory, while files can be renamed."""
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.is_dir():
+            raise OSError(errno.EXDEV, "Invalid cross-device link", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    damaged = next(cache.glob("triton/*/scale.cubin"))
+    damaged.write_bytes(b"half")
+    (removed,) = repair(cache)
+    assert removed.entry == f"triton/{damaged.parent.name}" and removed.recompiles == "kernel scale"
+    assert not damaged.parent.exists() and next(cache.glob("triton/*/shift.cubin")).exists()
+    assert verify_cache(cache) == [] and not list(cache.glob(".trash*"))
+
+
+def test_list_says_signatures_and_that_nothing_has_the_name(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in cache.glob("triton/*/*.ttir"):  # an image has none
+        path.unlink()
+    assert {kernel.signature for kernel in entries.kernels(cache)} == {("*f32", "i32")}
+    assert cli.main(["kernels", "list", "nosuch", "--cache", str(cache)]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and "no warm kernel's name contains 'nosuch'" in said.err

@@ -163,11 +163,8 @@ def environment(card: str, count: int = 1, *, beside_driver: bool = False) -> di
     return variables
 
 
-def command(
-    argv: Sequence[str], card: str, count: int = 1, *, beside_driver: bool = False
-) -> tuple[list[str], dict[str, str]]:
-    """(argv, whole environment) of a child under the null GPU; says in one line on stderr that it is on. Raises like `environment`."""
-    extra = environment(card, count, beside_driver=beside_driver)
+def announce(card: str, count: int = 1) -> None:
+    """Say in one line on stderr that the null GPU is on. Raises NullGpuError for an unknown card."""
     profile = card_named(card)
     several = f"{count} x " if count > 1 else ""
     print(
@@ -175,6 +172,14 @@ def command(
         file=sys.stderr,
         flush=True,
     )
+
+
+def command(
+    argv: Sequence[str], card: str, count: int = 1, *, beside_driver: bool = False
+) -> tuple[list[str], dict[str, str]]:
+    """(argv, whole environment) of a child under the null GPU; says in one line on stderr that it is on. Raises like `environment`."""
+    extra = environment(card, count, beside_driver=beside_driver)
+    announce(card, count)
     return list(argv), {**os.environ, **extra}
 
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -19,6 +19,17 @@ def emit_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     widths = [max([len(h), *(len(r[i]) for r in cells)]) for i, h in enumerate(header)]
     for row in [list(header), *cells]:
         print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+
+
+def flat(content: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Rows for a table from nested mappings: names joined by dots, lists by commas; empty ones and None as "-"."""
+    for name, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        elif isinstance(value, (list, tuple)):
+            yield f"{prefix}{name}", ", ".join(map(str, value)) or "-"
+        else:
+            yield f"{prefix}{name}", "-" if value is None or value == {} else value
 
 
 def say(message: str) -> None:

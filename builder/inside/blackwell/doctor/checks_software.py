@@ -21,6 +21,11 @@ SLOW = "a slow disk or a busy machine? `blackwell doctor --limit 120` gives impo
 
 NAMELESS_ERROR = "No username set"
 NAMELESS = "this user id has no name, and torch's Inductor asks for it at import: set USER to any word"
+# Where an import fails for something else than what is installed: a mark in its error -> what to do.
+CAUSES = {
+    NAMELESS_ERROR: NAMELESS,
+    "No usable temporary directory": "give it a directory for temporary files: `--tmpfs /tmp`, or TMPDIR",
+}
 
 
 def normalize(name: str) -> str:
@@ -88,6 +93,11 @@ def pip_constraint(seen: Seen) -> Finding:
     return passed("pip and uv are held to the locked versions")
 
 
+def _todo(error: str, otherwise: str) -> str:
+    """What to do about a failed import."""
+    return next((todo for mark, todo in CAUSES.items() if mark in error), otherwise)
+
+
 def _import(seen: Seen, stage_name: str, library: str, todo: str) -> Stage | Finding:
     """The stage of the import probe, or the finding that says why there is none."""
     stage = seen.imports.get(stage_name)
@@ -96,7 +106,7 @@ def _import(seen: Seen, stage_name: str, library: str, todo: str) -> Stage | Fin
     if stage.slow:
         return warned(f"{library}: {stage.error} while importing it", SLOW)
     if stage.error:
-        return failed(f"{library} doesn't import: {stage.error}", NAMELESS if NAMELESS_ERROR in stage.error else todo)
+        return failed(f"{library} doesn't import: {stage.error}", _todo(stage.error, todo))
     return stage
 
 
@@ -144,8 +154,7 @@ def fla(seen: Seen) -> Finding:
         return flags
     whole = seen.imports["fla"]
     if whole.error and whole.reached and not whole.slow:
-        todo = NAMELESS if NAMELESS_ERROR in whole.error else REINSTALL
-        return failed(f"FLA doesn't import: {whole.error}", todo)
+        return failed(f"FLA doesn't import: {whole.error}", _todo(whole.error, REINSTALL))
     if whole.facts and (found := _same(whole.facts, seen.version("fla"), "FLA")).verdict != "pass":
         return found
     # `import fla` loads all of its models, several times as long as torch: its flags alone are enough to judge by.

@@ -74,6 +74,9 @@ def _list(cache: Path, args: argparse.Namespace) -> int:
         triton = [asdict(k) | {"capability": k.capability} for k in kernels]
         emit_json({"cache": str(cache), "triton": triton, "inductor": [asdict(e) for e in inductor]})
         return 0
+    if args.name and not kernels:
+        say(f"no warm kernel's name contains {args.name!r}; `blackwell kernels list` prints all of {cache}")
+        return 1
     header = ("KERNEL", "TARGET", "WARPS", "STAGES", "CUBIN", "REGS", "SPILLS", "SHARED", "SIGNATURE")
     emit_table(
         header,

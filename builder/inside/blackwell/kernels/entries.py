@@ -92,12 +92,13 @@ def kernel_of(cache: Path, group: Path) -> Kernel:
         use = elf.usage(elf.parse(content), str(metadata["name"]))
     except elf.ElfError as wrong:
         raise ValueError(str(wrong)) from wrong
-    ttir = group.with_name(f"{name}.ttir")
+    # Both hold the function's head; an image has no .ttir, which nothing reads at run time.
+    ir = next((path for ending in ("ttir", "source") if (path := group.with_name(f"{name}.{ending}")).is_file()), None)
     target = metadata["target"]
     return Kernel(
         entry=str(group.parent.relative_to(cache)),
         name=str(metadata["name"]),
-        signature=signature_of(ttir.read_text(), str(metadata["name"])) if ttir.is_file() else (),
+        signature=signature_of(ir.read_text(), str(metadata["name"])) if ir else (),
         backend=str(target["backend"]),
         arch=int(target["arch"]),
         num_warps=int(metadata["num_warps"]),

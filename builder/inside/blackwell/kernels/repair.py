@@ -1,6 +1,7 @@
 """Changing a cache: taking damaged entries out, and making a copied cache true at its new place."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -47,7 +48,8 @@ def what_recompiles(cache: Path, entry: str, damaged: Sequence[str] = ()) -> str
 def repair(cache: Path, damages: Sequence[Damage] | None = None) -> list[Removed]:
     """Remove the damaged entries and nothing else, and drop them from the checksum list.
 
-    An entry leaves by one rename, so a running job sees it whole or not at all. Raises PermissionError when the cache
+    An entry leaves by one rename, so a running job sees it whole or not at all; where the file system refuses that, file by file, the
+    one that makes Triton see an entry first. Raises PermissionError when the cache
     can't be written, before anything was changed.
     """
     damages = verify_cache(cache) if damages is None else damages
@@ -64,7 +66,7 @@ def repair(cache: Path, damages: Sequence[Damage] | None = None) -> list[Removed
             leftover = all(damage.kind == "leftover" for damage in found)
             words = "" if leftover else what_recompiles(cache, entry, [Path(d.path).name for d in found])
             with contextlib.suppress(FileNotFoundError):  # the file was missing: only its line in the list goes
-                (cache / entry).rename(trash / str(number))
+                _take_out(cache / entry, trash / str(number))
                 _drop_empty_parents(cache, entry)
             reasons = tuple(f"{damage.path}: {damage.kind} ({damage.detail})" for damage in found)
             removed.append(Removed(entry=entry, reasons=reasons, recompiles=words))
@@ -76,6 +78,20 @@ def repair(cache: Path, damages: Sequence[Damage] | None = None) -> list[Removed
             sums.write_list(cache, kept)
         shutil.rmtree(trash, ignore_errors=True)
     return removed
+
+
+def _take_out(path: Path, trash: Path) -> None:
+    """Move a file or directory into the trash. Raises OSError."""
+    try:
+        path.rename(trash)
+    except OSError as refused:
+        # In a container the baked cache is a lower layer, and overlayfs renames no directory of one (unless made with redirect_dir).
+        if refused.errno != errno.EXDEV or not path.is_dir():
+            raise
+        trash.mkdir()
+        for file in sorted(path.iterdir(), key=lambda p: (not p.name.startswith(GROUP_PREFIX), p.name)):
+            _take_out(file, trash / file.name)
+        path.rmdir()
 
 
 def _drop_empty_parents(cache: Path, entry: str) -> None:

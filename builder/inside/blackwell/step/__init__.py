@@ -94,7 +94,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         output.emit_json(report.to_dict())
     else:
-        output.emit_table(("what", "value"), [(name, value) for name, value in report.to_dict().items()])
+        output.emit_table(("what", "value"), list(output.flat(report.to_dict())))
     for problem in report.problems:
         output.say(f"blackwell step: {problem}")
     return EXIT_FAILED if report.problems else 0
@@ -168,6 +168,7 @@ def _become_null(args: argparse.Namespace) -> None:
     ]
     try:
         environment = {**os.environ, **nullgpu.environment(card)}
+        nullgpu.announce(card)
     except nullgpu.NullGpuError as error:
         raise StepError(str(error)) from error
     ours = str(Path(__file__).resolve().parents[2])  # so that the new interpreter finds this very package

@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
+    from blackwell import nullgpu
     from blackwell.warm import bundle, cleanup, report
 
     started = time.monotonic()
@@ -92,9 +93,14 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     )
     measured = bundle.merge(bundle.load(path) for path in _bundles(args))
     jobs = _jobs(args)
+    for name in dict.fromkeys(job.card.name for job in jobs):
+        nullgpu.announce(name, args.devices)
     if args.check:
         results = engine.check(jobs, setting, strict_bypass=not args.program)
         return {"runs": len(results), "kernels_found": sum(outcome.hits for _, outcome in results), "compiled": 0}
+    os.environ["BLACKWELL_OVERLAY"] = (
+        "off"  # for this process and its probes too: an overlay of theirs would stay in an image
+    )
     capabilities = sorted({job.card.capability for job in jobs})
     output.say(
         f"blackwell warm: {len(jobs)} runs for compute capabilities {', '.join(capabilities)}, {setting.jobs} at once, into {cache}"

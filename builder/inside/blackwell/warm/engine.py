@@ -123,8 +123,8 @@ def check(jobs: Sequence[Job], setting: Setting, strict_bypass: bool) -> list[tu
         raise WarmError(
             "a second pass in new processes did not find everything warm: "
             + "; ".join(cold)
-            + ". The program probably takes other shapes "
-            "or branches in every run: fix its seeds and lengths. `blackwell kernels explain KERNEL` says which part of a key differs."
+            + ". Either this program was never warmed in this cache, or it takes other shapes "
+            "or branches in every run: then fix its seeds and lengths. `blackwell kernels explain KERNEL` says which part of a key differs."
         )
     return results
 
