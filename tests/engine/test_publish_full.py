@@ -6,12 +6,14 @@
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from builder import flow, plan, release
-from builder.engine import docker
+from builder.engine import docker, host
 from builder.engine.process import run
 from builder.engine.skopeo import Access
 from tests.engine import engines, registries
@@ -19,9 +21,17 @@ from tests.engine import engines, registries
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory on the store's disk: an image, pushed and pulled, is more than a /tmp in memory holds."""
+    host.store().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=host.store(), prefix=".test-publish-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.slow
 def test_a_published_image_is_the_verified_one_wherever_it_is_pulled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin")
     project, engine = flow.Project.find(), docker.ensure(run, print)
@@ -30,12 +40,12 @@ def test_a_published_image_is_the_verified_one_wherever_it_is_pulled(
     assert found is not None, f"there is no image {image.tag}; `make test` builds it first"
     verdict = release.read_verdict(found["Id"])
     assert verdict is not None and verdict.passed, f"{image.tag} has no passing verdict; `builder verify` gives one"
-    (tmp_path / "registry").mkdir()
-    with registries.serving(tmp_path / "registry") as registry:
+    (place / "registry").mkdir()
+    with registries.serving(place / "registry") as registry:
         wish = release.Wish(to=registry.repository, access=registry.access or Access())
         outcome = release.publish_image(run, project, image, wish, print)
         assert image.id in outcome.tags and "triton3.7-sm120" in outcome.tags
-        with engines.clean_engine(tmp_path / "engine") as socket:
+        with engines.clean_engine(place / "engine") as socket:
             there = [str(engine.client), "--host", socket]
             reference = f"{registry.repository}@{outcome.digest}"
             subprocess.run([*there, "pull", "--quiet", reference], check=True, timeout=1200)
