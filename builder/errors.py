@@ -159,6 +159,12 @@ class TemplateError(BuilderError):
     exit_code = 30
 
 
+class NoImageError(BuilderError):
+    """The engine has no image of that name."""
+
+    exit_code = 31
+
+
 class OutputClosedError(BuilderError):
     """Whoever read our output went away, as `| head` does; said by the code alone."""
 

@@ -205,13 +205,9 @@ def base_and_tool(run: Runner, image: Image, locked: Lock, say: Callable[[str], 
 
 
 def verify_image(run: Runner, project: Project, image: Image, say: Callable[[str], None]) -> verify.Verdict:
-    """Run tests/image on the image and keep the verdict, bound to its digest. Raises VerifyError if there is no such image."""
+    """Run tests/image on the image and keep the verdict, bound to its digest. Raises NoImageError if there is none."""
     engine = docker.ensure(run, say)
-    found = docker.inspect(engine, image.tag)
-    if found is None:
-        raise VerifyError(
-            f"there is no image {image.tag} here", hint=f"build it first with `builder build --id {image.id}`"
-        )
+    found = docker.existing(engine, image.tag, f"build it first with `builder build --id {image.id}`")
     with scratch.directory() as work:
         report = work / "report.xml"
         argv: list[str | Path] = [

@@ -85,11 +85,7 @@ def read_verdict(digest: str) -> Verdict | None:
 
 def subject_of(engine: docker.Engine, image: Image, locked: Lock, say: Say) -> Subject:
     """Look at a built image. Raises PublishError if it isn't there."""
-    found = docker.inspect(engine, image.tag)
-    if found is None:
-        raise PublishError(
-            f"there is no image {image.tag} here", hint=f"build it first with `builder build --id {image.id}`"
-        )
+    found = docker.existing(engine, image.tag, f"build it first with `builder build --id {image.id}`")
     digest = str(found["Id"])
     say(f"reading the contents of {image.tag}")
     return Subject(
@@ -159,11 +155,7 @@ def publish_image(run: Runner, project: Project, image: Image, wish: Wish, say: 
     """Publish a built and verified image. Raises PublishError; nothing is tagged then."""
     wish.check()
     engine = docker.ensure(run, say)
-    found = docker.inspect(engine, image.tag)
-    if found is None:
-        raise PublishError(
-            f"there is no image {image.tag} here", hint=f"build it first with `builder build --id {image.id}`"
-        )
+    found = docker.existing(engine, image.tag, f"build it first with `builder build --id {image.id}`")
     locked = flow.read_lock(project, image)
     publish.check(read_verdict(str(found["Id"])), image.id, str(found["Id"]), locked.checksum)
     skopeo.require(run, say)
@@ -189,7 +181,7 @@ def publish_image(run: Runner, project: Project, image: Image, wish: Wish, say: 
 def report_of(run: Runner, project: Project, image: Image, benchmark: bytes, say: Say) -> report.Material:
     """Everything that a report on a built image tells. `benchmark`: a result of bench/first_step.py, or nothing.
 
-    Raises PublishError if the image isn't there, SelectionError if the benchmark is something else.
+    Raises NoImageError if the image isn't there, SelectionError if the benchmark is something else.
     """
     engine = docker.ensure(run, say)
     subject = subject_of(engine, image, flow.read_lock(project, image), say)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.engine import scratch, skopeo
-from builder.engine.docker import Engine, inspect
+from builder.engine.docker import Engine, existing, inspect
 from builder.engine.process import Runner
 from builder.errors import CommandError, DamagedError, SelectionError
 
@@ -63,10 +63,8 @@ class Contents:
 
 
 def local(engine: Engine, reference: str, store: Path | None = None) -> Contents:
-    """Contents of a local image; read once, then kept in the store by digest. Raises SelectionError if there is none."""
-    found = inspect(engine, reference)
-    if found is None:
-        raise SelectionError(f"there is no image {reference} here", hint="build it, or pull it")
+    """Contents of a local image; read once, then kept in the store by digest. Raises NoImageError if there is none."""
+    found = existing(engine, reference)
     digest, labels = str(found["Id"]), dict(found["Config"].get("Labels") or {})
     kept = store / "contents" / f"{digest.removeprefix('sha256:')}.json.gz" if store else None
     if kept and (remembered := _remembered(kept)):

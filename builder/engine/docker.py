@@ -19,7 +19,7 @@ import docker.errors
 from packaging.version import InvalidVersion, Version
 
 from builder.engine.process import Runner, network_failed
-from builder.errors import CommandError, EngineError, EngineTooOldError, NetworkError
+from builder.errors import CommandError, EngineError, EngineTooOldError, NetworkError, NoImageError
 
 MINIMUM = "20.10"
 DEBIAN_CLIENT = Path("/usr/bin/docker")
@@ -225,6 +225,14 @@ def labels(engine: Engine, reference: str) -> dict[str, str] | None:
     """Labels of a local image, or None if there is no such image."""
     found = inspect(engine, reference)
     return None if found is None else dict(found["Config"].get("Labels") or {})
+
+
+def existing(engine: Engine, reference: str, how: str = "") -> dict[str, Any]:
+    """What the engine knows of a local image. Raises NoImageError, with `how` to get it, if there is none."""
+    found = inspect(engine, reference)
+    if found is None:
+        raise NoImageError(f"there is no image {reference} here", hint=how or "build it first, or pull it")
+    return found
 
 
 def inspect(engine: Engine, reference: str) -> dict[str, Any] | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from builder.engine import scratch
-from builder.engine.docker import Engine, inspect
-from builder.errors import CommandError, VerifyError
+from builder.engine.docker import Engine, existing
+from builder.errors import CommandError
 
 COMPRESSORS = {"zstd": ("zstd", "-10", "-T0", "-c", "-q"), "gzip": ("gzip", "-6", "-n", "-c")}
 
@@ -26,10 +26,8 @@ class Layer:
 
 
 def measure(engine: Engine, reference: str, store: Path, kinds: tuple[str, ...] = ("zstd",)) -> tuple[Layer, ...]:
-    """Layers of a local image, lowest first, with compressed sizes of the asked kinds. Raises VerifyError if there is no such image."""
-    image = inspect(engine, reference)
-    if image is None:
-        raise VerifyError(f"there is no image {reference} here", hint="build it first")
+    """Layers of a local image, lowest first, with compressed sizes of the asked kinds. Raises NoImageError if there is no such image."""
+    image = existing(engine, reference)
     digests: list[str] = image["RootFS"]["Layers"]
     known = {d: _remembered(store, d) for d in digests}
     if any(kind not in known[d].get("compressed", {}) for d in digests for kind in kinds):
