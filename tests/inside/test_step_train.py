@@ -309,6 +309,7 @@ def nullgpu(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     fake = types.SimpleNamespace(
         is_on=lambda: False,
         environment=lambda card, count=1: {"LD_PRELOAD": "lib.so", "CARD": card},
+        announce=lambda card: print(f"on: {card}", file=sys.stderr),
         NullGpuError=type("NullGpuError", (Exception,), {}),
     )
     monkeypatch.setitem(sys.modules, "blackwell.nullgpu", fake)
@@ -351,7 +352,7 @@ def test_cli_failures(
 
 
 def test_cli_null_becomes_the_same_command_under_the_null_gpu(
-    nullgpu: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    nullgpu: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Replaced(BaseException):
         pass
@@ -363,6 +364,7 @@ def test_cli_null_becomes_the_same_command_under_the_null_gpu(
         raise Replaced
 
     monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setattr(os, "_exit", lambda code: None)  # a step that breaks ends its process, which is pytest's here
     with pytest.raises(Replaced):
         cli.main(
             [
@@ -380,6 +382,7 @@ def test_cli_null_becomes_the_same_command_under_the_null_gpu(
                 "--json",
             ]
         )
+    assert "on: NVIDIA B200" in capsys.readouterr().err
     path, argv, environment = seen
     assert path == sys.executable
     assert argv[:4] == [sys.executable, "-m", "blackwell", "step"]
