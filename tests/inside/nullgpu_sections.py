@@ -6,6 +6,7 @@ A section fails by raising. Values of floats are never checked: no kernel runs. 
 import faulthandler
 import io
 import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -403,17 +404,21 @@ def rank_0_without_peers() -> None:
     check_collectives(0)
 
 
-def two_processes_two_devices() -> None:
+def rank_of_two(rank: int, directory: str) -> None:
+    """One of two processes; does not return."""
     import torch.distributed as dist
 
+    dist.init_process_group("nccl", init_method=f"file://{directory}/store", rank=rank, world_size=2)
+    check_collectives(rank)
+    os._exit(0)
+
+
+def two_processes_two_devices() -> None:
+    """New processes, as ranks are: in a forked one torch's thread pool can be made by two of autograd's threads at once, and aborts."""
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import nullgpu_sections as s; s.rank_of_two(int(sys.argv[1]), sys.argv[2])"
     with tempfile.TemporaryDirectory() as directory:
-        rank = 0 if os.fork() else 1
-        dist.init_process_group("nccl", init_method=f"file://{directory}/store", rank=rank, world_size=2)
-        check_collectives(rank)
-        if rank == 1:
-            os._exit(0)
-        status = os.wait()[1]
-        assert status == 0, f"rank 1 ended with status {status:#x}"
+        ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank), directory]) for rank in range(2)]
+        assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
 
 
 # ---- integer truth ----
@@ -651,7 +656,16 @@ def refused_calls_name_the_null_gpu() -> None:
 
 # ---- the runner ----
 
-HELPERS = {"_out", "batch", "check_collectives", "raises", "resident_mebibytes", "run_forked", "contextmanager"}
+HELPERS = {
+    "_out",
+    "batch",
+    "check_collectives",
+    "raises",
+    "resident_mebibytes",
+    "run_forked",
+    "contextmanager",
+    "rank_of_two",
+}
 SECTIONS = {
     name: f
     for name, f in globals().items()
