@@ -110,9 +110,8 @@ class Layout:
         """Make an empty layout, unless there is one."""
         blobs = self.path / "blobs" / "sha256"
         blobs.mkdir(parents=True, exist_ok=True)
-        for half in blobs.glob(
-            "*.part"
-        ):  # of a push that was killed; the caller sees to it that no other one is running
+        # Of a push that was killed; the caller sees to it that no other one is running.
+        for half in blobs.glob("*.part"):
             half.unlink()
         (self.path / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}', encoding="utf-8")
         if not (self.path / "index.json").exists():

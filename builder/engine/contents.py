@@ -87,9 +87,16 @@ def _remembered(kept: Path) -> tuple[dict[str, Entry], dict[str, str]] | None:
         rows = data["entries"].items()
         entries = {p: Entry(kind=e[0], mode=e[1], uid=e[2], gid=e[3], size=e[4], digest=e[5]) for p, e in rows}
         return entries, dict(data["texts"])
-    except (FileNotFoundError, EOFError, zlib.error, gzip.BadGzipFile):
-        return None
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+    except (
+        FileNotFoundError,
+        gzip.BadGzipFile,
+        EOFError,
+        zlib.error,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ):
         return None
 
 

@@ -24,7 +24,6 @@ _NETWORK = (
     "could not connect",
     "could not resolve",
     "connection refused",
-    "connection timed out",
     "network is unreachable",
     "temporary failure",
     "timed out",

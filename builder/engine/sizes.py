@@ -46,9 +46,13 @@ def _remembered(store: Path, digest: str) -> dict[str, Any]:
     try:
         record = json.loads(path.read_bytes())
         return {"size": int(record["size"]), "compressed": {k: int(v) for k, v in record["compressed"].items()}}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError, AttributeError):  # damaged: to be measured again
+    except (
+        FileNotFoundError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ):  # not there, or damaged: to be measured
         return {}
 
 

@@ -27,8 +27,7 @@ FLA_ROW = "cu130-torch2.12.1-triton3.7.1-fla0.5.2-conv1d1.7.0-py313-trixie"
 
 def built(small: Small, triton: str) -> Image:
     image = flow.choose(small.project, plan.Request(triton=triton, capabilities=("12.0",)))
-    if docker.inspect(small.engine, image.tag) is None:
-        pytest.fail(f"there is no image {image.tag}; `make test` builds it first")
+    docker.existing(small.engine, image.tag, "`make test` builds it first")
     return image
 
 

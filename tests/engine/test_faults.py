@@ -18,7 +18,7 @@ import pytest
 
 from builder.engine import docker, host
 from builder.engine.process import run
-from builder.errors import BusyError, DriftError, HashMismatchError, NetworkError, ResourceError
+from builder.errors import BuildError, BusyError, DriftError, HashMismatchError, NetworkError, ResourceError
 from builder.values import DebianPackage
 from tests.engine.conftest import Small
 
@@ -50,6 +50,16 @@ def test_a_network_that_is_gone_says_so(small: Small, monkeypatch: pytest.Monkey
     with pytest.raises(NetworkError) as refused:
         small.build(replace(small.lock, distributions=tuple(pins)))
     assert "same command" in refused.value.hint
+    assert no_image(small)
+
+
+def test_uvs_own_configuration_reaches_the_build(small: Small, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "uv").mkdir()
+    (tmp_path / "uv" / "uv.toml").write_text("index-url = 3\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    pins = [replace(d, version="24.0") if d.name == "packaging" else d for d in small.lock.distributions]
+    with pytest.raises(BuildError, match="index-url = 3"):
+        small.build(replace(small.lock, distributions=tuple(pins)))
     assert no_image(small)
 
 

@@ -6,14 +6,13 @@
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from builder import flow, plan, release
-from builder.engine import docker, host
+from builder.engine import docker, host, scratch
 from builder.engine.process import run
 from builder.engine.skopeo import Access
 from tests.engine import engines, registries
@@ -24,9 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A directory on the store's disk: an image, pushed and pulled, is more than a /tmp in memory holds."""
-    host.store().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=host.store(), prefix=".test-publish-") as folder:
-        yield Path(folder)
+    with scratch.directory(host.store()) as folder:
+        yield folder
 
 
 @pytest.mark.slow
@@ -36,8 +34,7 @@ def test_a_published_image_is_the_verified_one_wherever_it_is_pulled(
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin")
     project, engine = flow.Project.find(), docker.ensure(run, print)
     image = flow.choose(project, plan.Request(triton="3.7", capabilities=("12.0",)))
-    found = docker.inspect(engine, image.tag)
-    assert found is not None, f"there is no image {image.tag}; `make test` builds it first"
+    found = docker.existing(engine, image.tag, "`make test` builds it first")
     verdict = release.read_verdict(found["Id"])
     assert verdict is not None and verdict.passed, f"{image.tag} has no passing verdict; `builder verify` gives one"
     (place / "registry").mkdir()

@@ -4,10 +4,9 @@ A Docker Engine whose BuildKit rewrites times and writes registry caches (26), b
 """
 
 import os
-import tempfile
 from pathlib import Path
 
-from builder.engine import docker, host
+from builder.engine import docker, host, scratch
 from builder.engine.environment import debian_mirror
 from builder.engine.process import run
 
@@ -20,15 +19,13 @@ def unpacked() -> Path:
     root = host.store() / "test-tools" / "-".join((SUITE, *PACKAGES))
     if not root.is_dir():
         docker.require_tools(run, print, {"mmdebstrap": "mmdebstrap"})
-        root.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root.parent) as work:
+        with scratch.directory(root.parent) as work:
             argv = ["mmdebstrap", "--mode=root", "--variant=extract", "--include=" + ",".join(PACKAGES)]
-            run([*argv, '--aptopt=Acquire::Retries "3"', SUITE, Path(work) / "root", debian_mirror(run)])
-            for runc in (Path(work) / "root" / "usr").glob(
-                "*bin/runc"
-            ):  # it wants Debian 13's libc; the installed one serves
+            run([*argv, '--aptopt=Acquire::Retries "3"', SUITE, work / "root", debian_mirror(run)])
+            # Debian 13's runc wants its own libc; the installed one serves.
+            for runc in (work / "root" / "usr").glob("*bin/runc"):
                 runc.unlink()
-            (Path(work) / "root").rename(root)
+            (work / "root").rename(root)
     return root
 
 

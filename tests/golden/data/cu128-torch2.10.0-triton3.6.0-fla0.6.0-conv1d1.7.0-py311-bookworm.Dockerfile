@@ -15,23 +15,23 @@ RUN --mount=type=bind,source=build/install,target=/opt/build/install sh /opt/bui
 
 # ---- libraries: CUDA libraries, Triton and torch, each in a layer of its own
 FROM base AS libraries
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/cuda,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/cudnn,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/triton,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/torch,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
@@ -39,16 +39,16 @@ RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret
 FROM docker.io/nvidia/cuda@sha256:520292dbb4f755fd360766059e62956e9379485d9e073bbd2f6e3c20c270ed66 AS cuda-devel
 
 FROM libraries AS extensions-compile
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/compiler,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
 COPY --from=cuda-devel /usr/local/cuda/ /opt/cuda/
 ARG GENCODE
 ARG JOBS
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=build/extensions,target=/opt/build/extensions \
     --mount=type=bind,source=layers/extensions,target=/opt/layer \
@@ -70,13 +70,13 @@ RUN --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=build/extensions,target=/opt/build/extensions \
     --mount=type=bind,from=wheels,source=/wheels,target=/opt/wheels \
     sh /opt/build/extensions/wheels.sh /opt/wheels
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/python,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/fla,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer

@@ -15,35 +15,35 @@ RUN --mount=type=bind,source=build/install,target=/opt/build/install sh /opt/bui
 
 # ---- libraries: CUDA libraries, Triton and torch, each in a layer of its own
 FROM base AS libraries
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/cuda,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/cudnn,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/triton,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/torch,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
 # ---- runtime
 FROM libraries AS runtime
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/python,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/fla,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer

@@ -15,37 +15,37 @@ RUN --mount=type=bind,source=build/install,target=/opt/build/install sh /opt/bui
 
 # ---- libraries: CUDA libraries, Triton and torch, each in a layer of its own
 FROM base AS libraries
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/cuda,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/cudnn,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/triton,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/torch,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
 # ---- extensions: the CUDA compiler lives here only; wheels come out
 FROM libraries AS extensions-compile
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/compiler,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
 ARG GENCODE
 ARG JOBS
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=build/extensions,target=/opt/build/extensions \
     --mount=type=bind,source=layers/extensions,target=/opt/layer \
@@ -67,13 +67,13 @@ RUN --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=build/extensions,target=/opt/build/extensions \
     --mount=type=bind,from=wheels,source=/wheels,target=/opt/wheels \
     sh /opt/build/extensions/wheels.sh /opt/wheels
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/python,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer
-RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv,target=/root/.config/uv/uv.toml \
-    --mount=type=cache,id=blackwell-uv,target=/root/.cache/uv \
+RUN --mount=type=secret,id=network --mount=type=secret,id=ca --mount=type=secret,id=netrc --mount=type=secret,id=uv \
+    --mount=type=cache,id=blackwell-uv,target=/opt/build/cache \
     --mount=type=bind,source=build/install,target=/opt/build/install \
     --mount=type=bind,source=layers/fla,target=/opt/layer \
     . /opt/build/install/network.sh && sh /opt/build/install/install.sh /opt/layer

@@ -98,9 +98,8 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     if args.check:
         results = engine.check(jobs, setting, strict_bypass=not args.program)
         return {"runs": len(results), "kernels_found": sum(outcome.hits for _, outcome in results), "compiled": 0}
-    os.environ["BLACKWELL_OVERLAY"] = (
-        "off"  # for this process and its probes too: an overlay of theirs would stay in an image
-    )
+    # For this process and its probes too: an overlay of theirs would stay in an image.
+    os.environ["BLACKWELL_OVERLAY"] = "off"
     capabilities = sorted({job.card.capability for job in jobs})
     output.say(
         f"blackwell warm: {len(jobs)} runs for compute capabilities {', '.join(capabilities)}, {setting.jobs} at once, into {cache}"

@@ -4,8 +4,6 @@ Otherwise pip can't install anything that depends on torch: the constraints keep
 when the line to change is not there. Prints nothing and changes nothing in an image without an override.
 """
 
-import base64
-import hashlib
 import json
 import re
 import sys
@@ -15,16 +13,8 @@ from pathlib import Path
 facts = json.loads(Path("/opt/blackwell/image.json").read_text())
 if facts["override"]:
     (metadata,) = Path(str(distribution("torch").locate_file(""))).glob("torch-*.dist-info/METADATA")
-    record = metadata.with_name("RECORD")
     wanted = facts["versions"]["triton"]
     text, changed = re.subn(r"(?m)^(Requires-Dist: triton) ?\(?==[^;)\n]+\)?", rf"\1=={wanted}", metadata.read_text())
     if not changed:
         sys.exit(f"override.py: torch's metadata names no Triton to be replaced by {wanted}")
     metadata.write_text(text)
-    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-    name = f"{metadata.parent.name}/METADATA"
-    lines = [
-        f"{name},sha256={digest},{len(text.encode())}" if line.startswith(f"{name},") else line
-        for line in record.read_text().splitlines()
-    ]
-    record.write_text("\n".join(lines) + "\n")
