@@ -18,6 +18,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,26 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 INSIDE = ROOT / "builder" / "inside"
 HOPPER = "BLACKWELL_BENCH_HOPPER"
+PROFILE = "BLACKWELL_BENCH_PROFILE"
 
+# `blackwell tune` refuses the null GPU, as it should; a rehearsal of this bench wants to see all its steps.
+TUNE_REHEARSED = (
+    "import sys; from blackwell import nullgpu; from blackwell.cli import main; "
+    "nullgpu.is_on = lambda: False; nullgpu.driver_visible = lambda: True; sys.exit(main(sys.argv[1:]))"
+)
+
+LENGTHS = [
+    "-m",
+    "blackwell.warm.model",
+    "qwen3.5-27b",
+    "--layers",
+    "2",
+    "--drafter",
+    "--tokens",
+    "2048",
+    "8192",
+    "3001",
+]
 PROGRAMS: dict[str, list[str]] = {
     "toy": ["-m", "blackwell", "step", "--device", "cuda", "--json"],
     "toy-packed": ["-m", "blackwell", "step", "--device", "cuda", "--packed", "--json"],
@@ -42,6 +62,9 @@ PROGRAMS: dict[str, list[str]] = {
         "--steps",
         "22",
     ],
+    # The workload's own two runs: every length and the drafter that an image for this model is warm for.
+    "qwen3.5-27b-lengths": [*LENGTHS],
+    "qwen3.5-27b-lengths-packed": [*LENGTHS, "--packed"],
 }
 DEFAULT_PROGRAMS = ("toy", "qwen3.5-27b")
 
@@ -67,6 +90,18 @@ class Row:
     def second_step(self) -> float | None:
         """Seconds of the second training step."""
         return self._time("second_step")
+
+    @property
+    def triton(self) -> float | None:
+        """Seconds in Triton's compile(), which finds or compiles, and in loading its modules; added over threads."""
+        value = self.report.get("triton_seconds", self.report.get("seconds", {}).get("triton"))
+        return None if value is None else float(value)
+
+    @property
+    def dynamo(self) -> float | None:
+        """Seconds in Dynamo's frames: tracing, guards, and finding or compiling the graph."""
+        value = self.report.get("dynamo_seconds", self.report.get("seconds", {}).get("dynamo"))
+        return None if value is None else float(value)
 
     @property
     def later_steps(self) -> float | None:
@@ -176,6 +211,11 @@ print(json.dumps(facts))
         facts["nvidia_driver"] = version_file.read_text().splitlines()[0] if version_file.exists() else None
         return facts
 
+    @property
+    def shown_facts(self) -> dict[str, Any]:
+        """The facts without this machine's paths: results are kept in the repository."""
+        return {name: value for name, value in self.facts.items() if name not in ("site", "ptxas")}
+
     def left(self) -> float:
         """Seconds until the deadline."""
         return self.deadline - time.monotonic()
@@ -198,8 +238,8 @@ print(json.dumps(facts))
             raise SystemExit(f"first_step: the null GPU does not build here:\n{done.stdout}{done.stderr[-3000:]}")
         self.say(f"null GPU built in {time.monotonic() - started:.0f} s")
 
-    def warm(self, programs: Sequence[str]) -> None:
-        """Fill one cache for each program, under the null GPU; the programs side by side."""
+    def warm(self, programs: Sequence[str], bundle: Path | None = None) -> None:
+        """Fill one cache for each program, under the null GPU; the programs side by side. bundle: measured choices to prefer."""
         started = time.monotonic()
         running = {}
         environment = {
@@ -221,6 +261,7 @@ print(json.dumps(facts))
                 "--no-check",
                 "--json",
             ]
+            command += ["--bundle", str(bundle)] if bundle else []
             command += ["--jobs", str(jobs), "--timeout", f"{max(30.0, self.left()):.0f}", "--", *self.program(name)]
             log = (self.work / f"{name}.warm.log").open("w")
             running[name] = (
@@ -237,19 +278,25 @@ print(json.dumps(facts))
             text = (self.work / f"{name}.warm.log").read_text()
             seconds = time.monotonic() - started
             report = json.loads(answer) if process.returncode == 0 else {}
-            self.add(Row(program=name, run="fill (null GPU)", ok=process.returncode == 0, process_seconds=seconds, report=report, error="" if process.returncode == 0 else text[-3000:]))  # fmt: skip
+            self.add(Row(program=name, run="fill with bundle" if bundle else "fill (null GPU)", ok=process.returncode == 0, process_seconds=seconds, report=report, error="" if process.returncode == 0 else text[-3000:]))  # fmt: skip
 
-    def on_card(self, name: str, run: str, cache: Path, *, compiler: bool) -> Row:
-        """The program on the card, in a fresh process, with this cache."""
+    def on_card(self, name: str, run: str, cache: Path, *, compiler: bool, profile: Path | None = None) -> Row:
+        """The program on the card, in a fresh process, with this cache. profile: where Python's profiler writes."""
         environment = {
             **self.environment,
             "TRITON_CACHE_DIR": str(cache / "triton"),
             "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+            # As in an image, but for the overlay: what a run writes shall be seen in the cache itself.
+            "BLACKWELL_CACHE": str(cache),
+            "BLACKWELL_STARTUP": "1",
+            "BLACKWELL_OVERLAY": "off",
         }
         for part in ("triton", "inductor"):
             (cache / part).mkdir(parents=True, exist_ok=True)
         if self.rehearse:
             environment |= self._null_environment()
+        if profile:
+            environment[PROFILE] = str(profile)
         if not compiler:
             environment["PATH"] = str(self._without_compiler())
         before = files(cache)
@@ -310,17 +357,55 @@ print(json.dumps(facts))
         """The program behind this file's `--entry`, the same words for every run of it."""
         return [sys.executable, str(Path(__file__).resolve()), "--entry", *PROGRAMS[name]]
 
-    def measure(self, name: str) -> list[dict[str, Any]]:
+    def measure(self, name: str, *, tune: bool, profile: Path | None) -> list[dict[str, Any]]:
         """Cold, warm, warm without autotune results, and warm with measured ones. Returns the autotuners' table."""
         cache = self.cache(name)
         self.on_card(name, "warm", cache, compiler=False)
+        if profile:
+            self.on_card(name, "profiled", cache, compiler=False, profile=profile)
         self.on_card(name, "cold", self.work / "cold" / name, compiler=True)
-        static = {path: json.loads(path.read_text()) for path in sorted(cache.glob("triton/*/*.autotune.json"))}
-        for path in [*static, *cache.glob("inductor/**/*.best_config")]:
-            path.unlink()
+        static = results(cache)
+        if tune and (bundle := self.tune(name)):
+            self.warm([name], bundle)
+            self.on_card(name, "warm, bundle of blackwell tune", cache, compiler=False)
+        forget_results(cache)
         self.on_card(name, "warm, no autotune results", cache, compiler=False)
-        self.on_card(name, "warm, measured choices", cache, compiler=False)
+        if not tune:
+            self.on_card(name, "warm, measured choices", cache, compiler=False)
         return regrets(cache, static)
+
+    def count(self, programs: Sequence[str]) -> None:
+        """Hits and misses of these programs, all at once on the card, with and without autotune results: their times mean nothing."""
+
+        def both(name: str) -> None:
+            self.on_card(name, "warm, counted", self.cache(name), compiler=False)
+            forget_results(self.cache(name))
+            self.on_card(name, "warm, no autotune results, counted", self.cache(name), compiler=False)
+
+        with ThreadPoolExecutor(max(1, len(programs))) as pool:
+            list(pool.map(both, programs))
+
+    def tune(self, name: str) -> Path | None:
+        """`blackwell tune` of the program on the card, from its warm cache -> the bundle, or None when that failed."""
+        cache, bundle = self.cache(name), self.work / f"{name}.bundle.json"
+        environment = {
+            **self.environment,
+            "BLACKWELL_CACHE": str(cache),
+            "TRITON_CACHE_DIR": str(cache / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+            "PATH": str(self._without_compiler()),
+        }
+        command = [sys.executable, "-m", "blackwell", "tune", "--json", "--out", str(bundle), "--", *self.program(name)]
+        if self.rehearse:
+            environment |= self._null_environment()
+            command[1:3] = ["-c", TUNE_REHEARSED]
+        before, started = files(cache), time.monotonic()
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=max(20.0, self.left()), check=False)  # fmt: skip
+        ok = done.returncode == 0
+        report = json.loads(done.stdout) if ok else {}
+        self.say(done.stderr[-1500:])
+        self.add(Row(program=name, run="blackwell tune", ok=ok, process_seconds=time.monotonic() - started, report=report, new_files=kinds(files(cache) - before), error="" if ok else done.stderr[-3000:]))  # fmt: skip
+        return bundle if ok else None
 
     def add(self, row: Row) -> None:
         """Keep a row, and show it at once: the bench may not live to its end."""
@@ -350,6 +435,17 @@ def kinds(paths: set[Path]) -> dict[str, int]:
         if kind != "lock":
             found[kind] = found.get(kind, 0) + 1
     return found
+
+
+def results(cache: Path) -> dict[Path, Any]:
+    """Triton's autotune results in the cache."""
+    return {path: json.loads(path.read_text()) for path in sorted(cache.glob("triton/*/*.autotune.json"))}
+
+
+def forget_results(cache: Path) -> None:
+    """Delete every autotune result, Triton's and Inductor's."""
+    for path in [*results(cache), *cache.glob("inductor/**/*.best_config")]:
+        path.unlink()
 
 
 def config_of(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -398,6 +494,8 @@ HEADER = (
     "run",
     "first step s",
     "second step s",
+    "Triton s",
+    "Dynamo s",
     "later steps ms",
     "process s",
     "loaded",
@@ -418,6 +516,7 @@ def cells(row: Row) -> tuple[str, ...]:
     new = ", ".join(f"{count} {kind}" for kind, count in sorted(row.new_files.items())) or "0"
     return (
         row.program, row.run if row.ok else f"{row.run} FAILED", number(row.first_step), number(row.second_step, digits=3),
+        number(row.triton), number(row.dynamo),
         number(row.later_steps, 1000.0), number(row.process_seconds, digits=1), str(row.report.get("kernels_loaded", "-")),
         str(row.report.get("misses", "-")), f"{graphs.get('fx_hit', '-')}/{graphs.get('fx_miss', '-')}",
         f"{graphs.get('autograd_hit', '-')}/{graphs.get('autograd_miss', '-')}", new,
@@ -436,7 +535,7 @@ def result(bench: Bench, tuned: Mapping[str, list[dict[str, Any]]]) -> str:
     lines = [
         f"# First step on {bench.card}",
         "",
-        json.dumps(bench.facts),
+        json.dumps(bench.shown_facts),
         *bench.notes,
         "",
         table(HEADER, [cells(row) for row in bench.rows]),
@@ -455,7 +554,10 @@ def result(bench: Bench, tuned: Mapping[str, list[dict[str, Any]]]) -> str:
             "",
         ]
         times = {row.run: row.later_steps for row in bench.rows if row.program == name and row.ok}
-        guess, best = times.get("warm"), times.get("warm, measured choices")
+        guess, best = (
+            times.get("warm"),
+            times.get("warm, measured choices", times.get("warm, bundle of blackwell tune")),
+        )
         if guess and best:
             lines.append(
                 f"Whole step: {guess * 1000:.2f} ms with static choices, {best * 1000:.2f} ms with measured ones: {guess / best - 1:+.1%}.\n"
@@ -465,12 +567,37 @@ def result(bench: Bench, tuned: Mapping[str, list[dict[str, Any]]]) -> str:
             lines.append(
                 f"First step: {first['cold']:.2f} s cold, {first['warm']:.2f} s warm: {first['cold'] / first['warm']:.0f} times faster.\n"
             )
+        part = {row.run: row.triton for row in bench.rows if row.program == name and row.ok}
+        if part.get("cold") and part.get("warm"):
+            lines.append(
+                f"Triton's part of it: {part['cold']:.2f} s cold, {part['warm']:.3f} s warm: {part['cold'] / part['warm']:.0f} times faster.\n"
+            )
     return "\n".join(lines)
+
+
+def profiled(path: str) -> None:
+    """Profile this process from now on; the programs leave by os._exit, so the table is written there."""
+    import cProfile
+    import pstats
+
+    profiler, leave = cProfile.Profile(), os._exit
+
+    def write_and_leave(code: int) -> None:
+        profiler.disable()
+        with Path(path).open("w") as out:
+            for order in ("tottime", "cumulative"):
+                pstats.Stats(profiler, stream=out).sort_stats(order).print_stats(70)
+        leave(code)
+
+    os._exit = write_and_leave  # type: ignore[assignment]
+    profiler.enable()
 
 
 def entry(argv: list[str]) -> None:
     """Run `-m MODULE ARGS` in this process, as Python would; with FLA's refusal on Hopper off where the bench says so."""
     import runpy
+
+    import blackwell.startup  # noqa: F401 - what the image's interpreter does at its start; BLACKWELL_STARTUP=0: nothing
 
     if os.environ.get(HOPPER) == "1":
         # https://github.com/fla-org/flash-linear-attention/issues/640: for counting hits only, never for training. Remove with Triton 3.6.
@@ -479,6 +606,8 @@ def entry(argv: list[str]) -> None:
         chunk_o.IS_NVIDIA_HOPPER = False
     assert argv[0] == "-m", argv
     sys.argv = argv[1:]
+    if path := os.environ.get(PROFILE):
+        profiled(path)
     runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
 
 
@@ -506,27 +635,46 @@ def main() -> int:
         help=f"repeatable (default: {', '.join(DEFAULT_PROGRAMS)})",
     )
     parser.add_argument(
+        "--count",
+        action="append",
+        default=[],
+        choices=sorted(PROGRAMS),
+        help="a program of which only hits and misses matter: run at once with the others of its kind; repeatable",
+    )
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="measured choices by `blackwell tune` and `blackwell warm --bundle`, instead of what the run before left",
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="one more warm run of each program under Python's profiler, in DIR"
+    )
+    parser.add_argument(
         "--budget", type=float, default=460.0, metavar="S", help="seconds for everything (default: 460)"
     )
     parser.add_argument(
         "--rehearse", action="store_true", help="run the card's part under the null GPU; times mean nothing"
     )
     args = parser.parse_args()
-    programs = args.program or list(DEFAULT_PROGRAMS)
+    programs = args.program or ([] if args.count else list(DEFAULT_PROGRAMS))
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="first-step-", ignore_cleanup_errors=True) as temporary:
         bench = Bench(Path(temporary), args.wheels, args.card, args.rehearse, args.budget)
         tuned: dict[str, list[dict[str, Any]]] = {}
         try:
             bench.build_null_gpu()
-            bench.warm(programs)
+            bench.warm([*programs, *args.count])
+            if not all(row.ok for row in bench.rows):
+                return 1  # nothing is warm, so there is nothing to measure
             for name in programs:
-                tuned[name] = bench.measure(name)
+                profile = args.out.resolve() / f"profile-{name}.txt" if args.profile else None
+                tuned[name] = bench.measure(name, tune=args.tune, profile=profile)
+            bench.count(args.count)
         finally:
             text = result(bench, tuned)
             print(text, flush=True)
             content = {
-                "facts": bench.facts,
+                "facts": bench.shown_facts,
                 "notes": bench.notes,
                 "rows": [asdict(row) for row in bench.rows],
                 "autotuners": tuned,
@@ -536,9 +684,8 @@ def main() -> int:
             for log in Path(temporary).glob("*.warm.log"):
                 shutil.copy(log, args.out)
         warm = [row for row in bench.rows if row.run.startswith("warm")]
-        return (
-            0 if len(warm) == 3 * len(programs) and all(row.ok and row.report.get("misses") == 0 for row in warm) else 1
-        )
+        expected = 3 * len(programs) + 2 * len(args.count)
+        return 0 if len(warm) == expected and all(row.ok and row.report.get("misses") == 0 for row in warm) else 1
 
 
 if __name__ == "__main__":

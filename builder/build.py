@@ -25,12 +25,16 @@ Say = Callable[[str], None]
 
 _STEP = re.compile(r"^#(\d+) \[(?P<stage>[^\]]+?)\s*(\d+/\d+)?\] (?P<command>.*)$")
 _LAYER = re.compile(r"source=layers/([\w-]+).*/install\.sh /opt/layer")
+# What a step that takes minutes says of its own progress: the warming's lines, and the compiler's.
+_TOLD = re.compile(
+    r"^#\d+ [\d.]+ +(?P<text>blackwell (?:warm|check) \[\d+/\d+\] .*|compiling \S+ with .*|Building wheel .*still running.*)$"
+)
 _DONE = re.compile(r"^#(\d+) (?:DONE (?P<seconds>[\d.]+)s|CACHED)$")
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """Follows BuildKit's plain output: says each step once, and adds up seconds by stage."""
+    """Follows BuildKit's plain output: says each step once, what a long one tells of itself, and adds up seconds by stage."""
 
     say: Say
     seconds: dict[str, float] = field(default_factory=dict)
@@ -47,6 +51,8 @@ class Progress:
                 command = re.sub(r"--mount=\S+\s*|\\|\s{2,}", "", step["command"])
                 layer = _LAYER.search(step["command"])  # the steps that install distributions all look alike
                 self.say(f"{stage}: installing {layer[1]}" if layer else f"{stage}: {command[:110]}")
+        elif told := _TOLD.match(text):
+            self.say(told["text"])
         elif done := _DONE.match(text):
             stage = self._stages.get(done[1], "")
             if stage and stage != "internal":

@@ -18,6 +18,8 @@ INSIDE = Path(__file__).resolve().parents[2] / "builder" / "inside"
 if INSIDE.is_dir() and str(INSIDE) not in sys.path:
     sys.path.insert(0, str(INSIDE))
 
+import blackwell.startup  # noqa: E402, F401 - the image's start-up hook: without it two threads race in Triton's autotuner
+
 _results: dict[str, Any] = {}
 
 

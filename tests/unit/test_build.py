@@ -34,6 +34,17 @@ def test_progress_says_each_step_once_and_adds_up_seconds_by_stage() -> None:
     assert progress.seconds == {"libraries": 22.9, "warm": 60.0}
 
 
+def test_progress_passes_on_what_a_long_step_tells_of_itself() -> None:
+    """Warming takes minutes: its count of finished runs must not stay in the log file."""
+    said: list[str] = []
+    progress = build.Progress(say=said.append)
+    told = "blackwell warm [3/24] NVIDIA B200, toy/toy-packed: 27 kernels compiled, 25 found; 0 graphs compiled, 3 found; 28 s"
+    slow = "Building wheel for causal_conv1d (pyproject.toml): still running..."
+    for line in (f"#21 82.94 {told}", "#21 83.0 some other line", f"#11 90.11   {slow}"):
+        progress.line(line)
+    assert said == [told, slow]
+
+
 def test_progress_names_the_layer_that_a_step_installs() -> None:
     said: list[str] = []
     mount = "RUN --mount=type=bind,source=layers/cudnn,target=/opt/layer     . /opt/build/install/network.sh && "

@@ -1,8 +1,9 @@
 """Runs at every start of the image's interpreter (a .pth file holds `import blackwell.startup`): importing it arms it.
 
 It puts one finder in front of the import system and does nothing else until torch or triton is imported. Then it
-names a UID without a name, lays the writable overlay over the baked kernel cache (`blackwell.overlay`), and after Triton's autotuner is loaded it makes
-that thread-safe (`blackwell.autotuner_race`). BLACKWELL_STARTUP=0 switches all of it off. It must stay far below 2 ms
+names a UID without a name, lays the writable overlay over the baked kernel cache (`blackwell.overlay`), and once their modules are loaded
+makes Triton's autotuner thread-safe (`blackwell.autotuner_race`) and gives Triton and torch the hashes of their own files
+(`blackwell.source_keys`). BLACKWELL_STARTUP=0 switches all of it off. It must stay far below 2 ms
 and never raise: whatever goes wrong here, the job still starts, only without the help.
 """
 
@@ -11,13 +12,15 @@ import sys
 
 TYPE_CHECKING = False  # known to type checkers by its name; importing `typing` would cost several milliseconds
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
 
 CACHE_USERS = frozenset({"torch", "triton"})
 AUTOTUNER = "triton.runtime.autotuner"
+TRITON_CACHE = "triton.runtime.cache"
+TORCH_CACHE = "torch._inductor.codecache"
 
 
 class _Finder:
@@ -35,7 +38,7 @@ class _Finder:
                 self.overlay_done = True
                 name_user()
                 lay_overlay()
-        elif name == AUTOTUNER:
+        elif name in ARMED:
             return _spec_that_arms(name, path)
         return None
 
@@ -68,7 +71,7 @@ def name_user() -> None:
         pass
 
 
-def arm_autotuner() -> None:
+def arm_autotuner(_: "ModuleType | None" = None) -> None:
     """Close the autotuner's thread race in the loaded Triton; silent whatever happens."""
     try:
         from blackwell import autotuner_race
@@ -78,8 +81,36 @@ def arm_autotuner() -> None:
         pass
 
 
+def arm_triton_key(module: "ModuleType") -> None:
+    """Spare the process hashing Triton's own files; silent whatever happens."""
+    try:
+        from blackwell import source_keys
+
+        source_keys.arm_triton(module)
+    except Exception:  # then Triton hashes them
+        pass
+
+
+def arm_torch_key(module: "ModuleType") -> None:
+    """Spare the process hashing torch's own files; silent whatever happens."""
+    try:
+        from blackwell import source_keys
+
+        source_keys.arm_torch(module)
+    except Exception:  # then torch hashes them
+        pass
+
+
+ARMED: "dict[str, Callable[[ModuleType], None]]" = {
+    AUTOTUNER: arm_autotuner,
+    TRITON_CACHE: arm_triton_key,
+    TORCH_CACHE: arm_torch_key,
+}
+"""What to call with a module once it has run."""
+
+
 def _spec_that_arms(name: str, path: "Sequence[str] | None") -> "ModuleSpec | None":
-    """The module's ordinary spec, whose loader calls `arm_autotuner` once the module has run."""
+    """The module's ordinary spec, whose loader calls its function of ARMED once the module has run."""
     from importlib.machinery import PathFinder
 
     spec = PathFinder.find_spec(name, path)
@@ -89,7 +120,7 @@ def _spec_that_arms(name: str, path: "Sequence[str] | None") -> "ModuleSpec | No
 
     def load_and_arm(module: "ModuleType") -> None:
         load(module)
-        arm_autotuner()
+        ARMED[name](module)
 
     try:
         loader: Any = spec.loader
@@ -107,8 +138,9 @@ def start() -> None:
     if CACHE_USERS & sys.modules.keys():
         name_user()
         lay_overlay()
-    if AUTOTUNER in sys.modules:
-        arm_autotuner()
+    for name, arm in ARMED.items():
+        if name in sys.modules:
+            arm(sys.modules[name])
 
 
 start()

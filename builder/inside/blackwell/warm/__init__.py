@@ -247,9 +247,11 @@ def _profiles(cards: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _seal(cache: Path, facts: dict[str, Any]) -> None:
+    from blackwell import source_keys
     from blackwell.kernels import seal
 
     try:
+        (cache / source_keys.FILE).write_text(json.dumps(source_keys.gather(), indent=1) + "\n")
         seal(cache, facts)
     except ValueError as error:
         raise engine.WarmError(f"the caches are full, but damaged: {error}") from error
