@@ -139,6 +139,7 @@ class CommandError(BuilderError):
         self.argv = argv
         self.code = code
         self.output = output
+        self.tail = tail  # for an error that says in its own words what was tried
 
 
 class FileError(BuilderError):

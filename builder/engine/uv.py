@@ -80,7 +80,7 @@ def resolve(
             if network_failed(error.output):
                 raise _out_of_reach(error) from error
             raise ResolveError(
-                "no set of distributions fits this row:\n" + error.message, hint="mend the row in matrices/"
+                "no set of distributions fits this row:\n" + error.tail, hint="mend the row in matrices/"
             ) from error
     return parse_requirements(text)
 
@@ -123,7 +123,7 @@ def fetch(run: Runner, requirements: str, *, python: str, platform: str, target:
                 raise _out_of_reach(error) from error
             if "ash mismatch" in error.output:
                 raise HashMismatchError(
-                    "a tool that was downloaded differs from the lock:\n" + error.message,
+                    "a tool that was downloaded differs from the lock:\n" + error.tail,
                     hint="don't trust that index; or refresh the lock with `builder lock`",
                 ) from error
             raise
@@ -131,7 +131,7 @@ def fetch(run: Runner, requirements: str, *, python: str, platform: str, target:
 
 def _out_of_reach(error: CommandError) -> NetworkError:
     return NetworkError(
-        "the package index can't be reached:\n" + error.message,
+        "the package index can't be reached:\n" + error.tail,
         hint="check the network and the index settings of pip and uv, then try again",
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import blackwell
 import pytest
+from blackwell import nullgpu
 from blackwell.status import EXIT_CODES
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(blackwell.__file__).parents[1])}
@@ -206,3 +207,14 @@ def test_text_for_people(jobs: Jobs) -> None:
     assert done.stdout.startswith("crashed: ")
     for word in ("processes:", "GPUs:", "log:", "traceback:", "RuntimeError: loss is nan"):
         assert word in done.stdout
+
+
+@pytest.mark.skipif(nullgpu.driver_visible(), reason="an NVIDIA driver is visible here")
+def test_without_a_driver_it_says_what_to_do_and_no_library_errors(jobs: Jobs) -> None:
+    jobs.start(BUSY)
+    done = subprocess.run(
+        [sys.executable, "-m", "blackwell", "status", "--match", jobs.name],
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "no NVIDIA driver is visible here: start the container with --gpus all" in done.stdout
+    assert "Errno" not in done.stdout and "cannot open shared object" not in done.stdout

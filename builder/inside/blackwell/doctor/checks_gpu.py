@@ -64,7 +64,7 @@ def driver(seen: Seen) -> Finding:
     if version is None:
         return failed(
             "no NVIDIA driver is visible here",
-            f"{START_WITH_GPUS}, on a host with NVIDIA driver {floor or 'new enough'}",
+            f"{START_WITH_GPUS}, on a host with {f'NVIDIA driver {floor} or newer' if floor else 'a new enough NVIDIA driver'}",
         )
     where = f"NVIDIA driver {version} ({seen.gpus.driver_source})"
     if not floor:

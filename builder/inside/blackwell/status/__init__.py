@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from blackwell.doctor import bounded, gpus
+from blackwell.doctor.checks_gpu import START_WITH_GPUS
 from blackwell.output import emit_json
 from blackwell.status.joblog import LogTail, read_tail
 from blackwell.status.processes import Process, find_processes, output_file
@@ -116,6 +117,8 @@ def _gpu_part(outcome: bounded.Outcome) -> Part:
     found = report.by_nvml if report.by_nvml is not None else report.by_cuda
     if found:
         return Part(value=found)
+    if report.driver is None and outcome.problem is None:
+        return Part(problem=f"no NVIDIA driver is visible here: {START_WITH_GPUS}")
     why = [f"{source}: {text}" for source, text in report.problems.items()] + (
         [outcome.problem] if outcome.problem else []
     )
