@@ -117,7 +117,7 @@ def _gpu_part(outcome: bounded.Outcome) -> Part:
     found = report.by_nvml if report.by_nvml is not None else report.by_cuda
     if found:
         return Part(value=found)
-    if report.driver is None and outcome.problem is None:
+    if report.driver is None and not outcome.problem:
         return Part(problem=f"no NVIDIA driver is visible here: {START_WITH_GPUS}")
     why = [f"{source}: {text}" for source, text in report.problems.items()] + (
         [outcome.problem] if outcome.problem else []
