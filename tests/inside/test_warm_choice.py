@@ -62,6 +62,39 @@ def test_what_does_not_fit_is_never_chosen() -> None:
     assert choice.score(facts(shared=240_000), SM_100, 0) == [choice.REJECTED] * 3
 
 
+def chosen_of(*candidates: KernelFacts | None, groups: str = "") -> int:
+    return choice.best(choice.scores(candidates, groups or ["same"] * len(candidates), SM_100))
+
+
+def test_warps_that_repeat_each_others_work_lose() -> None:
+    """Facts and times of FLA's kkt_solve kernel on an H200: 0.083, 0.143 and 0.262 ms."""
+    kkt = [facts(registers=r, shared=s, warps=w) for r, s, w in ((232, 3584, 1), (232, 4096, 2), (234, 4096, 4))]
+    assert chosen_of(*kkt) == 0
+    assert chosen_of(*reversed(kkt)) == 2, "whatever the author's order"
+    assert chosen(*kkt) == 2, "without the comparison the middling block would win"
+
+
+def test_warps_that_share_work_are_judged_as_before() -> None:
+    """FLA's recompute_w_u on an H200: 0.077, 0.071 and 0.074 ms; a thread's registers fall as warps double."""
+    assert chosen_of(facts(registers=238, warps=2), facts(registers=110, warps=4), facts(registers=60, warps=8)) == 1
+
+
+def test_fewer_warps_that_spill_prove_nothing() -> None:
+    """FLA's prepare_wy_repr_bwd: 255 registers and 214 spills with two warps (0.294 ms), 250 and none with four (0.215 ms)."""
+    assert chosen_of(facts(registers=255, spills=214, warps=2), facts(registers=250, warps=4)) == 1
+
+
+def test_only_configurations_that_differ_in_warps_alone_are_compared() -> None:
+    small, large = facts(registers=32, warps=1), facts(registers=32, warps=4)
+    assert chosen_of(small, large, groups="aa") == 0
+    assert chosen_of(small, large, groups="ab") == 1
+
+
+def test_rejected_ones_are_no_measure_and_no_choice() -> None:
+    assert chosen_of(None, facts(warps=4), None) == 1
+    assert choice.scores([None], ["a"], SM_100) == [[choice.REJECTED] * 3]
+
+
 def test_limits_come_from_every_shipped_card() -> None:
     from blackwell import nullgpu
     from blackwell.warm.engine import card_limits

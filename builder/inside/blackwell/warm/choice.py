@@ -1,10 +1,11 @@
 """Choose an autotuner's configuration without a GPU, from what the compiled code tells. Standard library only.
 
-The rule, most important first: few spilled registers, an occupancy that can hide memory latency, a middling block size, the kernel
-author's order. It is a guess and is reported as `static`; `blackwell tune` on a card replaces it by measurements.
+The rule, most important first: few spilled registers, an occupancy that can hide memory latency, no warps that repeat each other's work, a
+middling block size, the kernel author's order. It is a guess and is reported as `static`; `blackwell tune` on a card replaces it by
+measurements. bench/static_choice.py replays it on what was measured.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 WARP = 32  # threads
@@ -14,6 +15,13 @@ ENOUGH_OCCUPANCY = 0.25  # share of an SM's warps from which more hides no more 
 SPILL_STEP = 8  # registers: fewer are as good as none, the compiler's own noise
 MIDDLING_WARPS = 4
 REJECTED = float("inf")
+
+REPEATED = 1.6
+"""From how many times the registers of a block with fewer warps on, warps are taken to repeat work instead of sharing it: shared work halves
+a thread's registers when the warps double (1.0, and a little for what every thread needs), repeated work leaves them as they are (2.0).
+Replayed on an H200's measurements (bench/results) anything from 1.4 to 1.9 chooses the same or as good."""
+
+REPEATED_PENALTY = 10.0  # more than any distance from middling warps, which is at most 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +81,31 @@ def score(facts: KernelFacts, limits: Limits, order: int) -> list[float]:
     shortfall = max(0.0, ENOUGH_OCCUPANCY - share)
     distance = abs(facts.warps.bit_length() - MIDDLING_WARPS.bit_length())
     return [float(facts.spills // SPILL_STEP), shortfall, float(distance) + order / 10_000]
+
+
+def scores(facts: Sequence[KernelFacts | None], groups: Sequence[Hashable], limits: Limits) -> list[list[float]]:
+    """`score` of each configuration of a kernel, in the author's order; worse where its warps repeat each other's work.
+
+    groups: configurations with equal ones differ in their number of warps alone. None for facts: the card would reject it.
+    """
+    return [
+        [REJECTED] * 3
+        if own is None
+        else _with_penalty(own, score(own, limits, order), alike(facts, groups, groups[order]))
+        for order, own in enumerate(facts)
+    ]
+
+
+def alike(facts: Sequence[KernelFacts | None], groups: Sequence[Hashable], group: Hashable) -> list[KernelFacts]:
+    """The facts of a group."""
+    return [one for one, its in zip(facts, groups, strict=True) if one is not None and its == group]
+
+
+def _with_penalty(own: KernelFacts, value: list[float], group: Sequence[KernelFacts]) -> list[float]:
+    fewer = [one for one in group if one.warps <= own.warps and one.spills // SPILL_STEP <= own.spills // SPILL_STEP]
+    least = min(max(one.registers, 1) * one.warps for one in fewer)
+    repeated = own.registers * own.warps >= REPEATED * least
+    return [*value[:2], value[2] + (REPEATED_PENALTY if repeated else 0.0)]
 
 
 def best(scores: Sequence[Sequence[float]]) -> int:

@@ -166,7 +166,12 @@ class Recorder:
             from triton.runtime.driver import driver
 
             self._thread.directory = None
-            found = check(tuner, key, configs, bench)
+
+            def bench_and_weigh() -> None:
+                bench()
+                self._weigh(tuner, key)
+
+            found = check(tuner, key, configs, bench_and_weigh)
             if not found:
                 chosen = tuner.cache[key]
                 kept = bool(key) and not any(config.pre_hook for config in configs)  # what check_disk_cache writes
@@ -178,6 +183,22 @@ class Recorder:
             return found
 
         return checked
+
+    def _weigh(self, tuner: Any, key: Any) -> None:
+        """Score the configurations against each other, once all are known, and choose again."""
+        record = self._choice_of(tuner)
+        if self.limits is None or len(record) != len(tuner.configs_timings):  # a list that names a configuration twice
+            return
+        names = choice.KernelFacts.__dataclass_fields__
+        facts = [
+            None if "rejected" in one else choice.KernelFacts(**{name: one[name] for name in names}) for one in record
+        ]
+        scores = choice.scores(facts, [_group(one["config"]) for one in record], self.limits)
+        for one, value in zip(record, scores, strict=True):
+            if "rejected" not in one:
+                one["score"] = value
+        tuner.configs_timings = dict(zip(tuner.configs_timings, scores, strict=True))
+        tuner.cache[key] = min(tuner.configs_timings, key=tuner.configs_timings.get)
 
     def note_directory(self, get_cache_manager: Callable[[str], Any]) -> Callable[[str], Any]:
         """Wraps the autotuner's `get_cache_manager`: remembers which directory this thread's result goes to."""
@@ -222,11 +243,15 @@ class Recorder:
 
     def inductor_bench(self, tuner: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
         """Stands for `CachingAutotuner.bench`: a static score in place of a time. Scores compare like the lists of Triton's autotuner."""
-        facts = _facts_of(launcher)
         assert self.limits is not None
-        order = tuner.launchers.index(launcher) if launcher in tuner.launchers else 0
-        first, second, third = choice.score(facts, self.limits, order)
-        return first * 1000 + second * 100 + third  # one float: Inductor logs and compares it as milliseconds
+        all_of_them = list(tuner.launchers) if launcher in tuner.launchers else [launcher]
+        scores = choice.scores(
+            [_facts_of(one) for one in all_of_them],
+            [_group(_config_dict(one.config)) for one in all_of_them],
+            self.limits,
+        )
+        first, second, third = scores[all_of_them.index(launcher)]
+        return first * 1e6 + second * 1e4 + third  # one float: Inductor logs and compares it as milliseconds
 
     def forbid_autotuning_templates(self, module: ModuleType) -> None:
         """Called once `torch._inductor.select_algorithm` is imported: max-autotune would bake garbage timings into the FX graph cache."""
@@ -322,6 +347,11 @@ def _config_dict(config: Any) -> dict[str, Any]:
     """A `triton.Config` as plain data: what tells it from the others."""
     plain = {key: value for key, value in config.all_kwargs().items() if value is not None}
     return {key: value if isinstance(value, (int, float, str, bool)) else str(value) for key, value in plain.items()}
+
+
+def _group(config: Mapping[str, Any]) -> str:
+    """Equal for configurations that differ in their number of warps alone."""
+    return repr(sorted((name, value) for name, value in config.items() if name != "num_warps"))
 
 
 def specialization(src: Any) -> dict[str, Any]:
