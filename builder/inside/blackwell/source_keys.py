@@ -10,6 +10,7 @@ Imported when torch or triton is: only small standard modules here.
 # pathlib would cost a job's start more than everything done here
 # ruff: noqa: PTH100, PTH110, PTH118, PTH120, PTH123
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -40,17 +41,19 @@ def _files(directory: str) -> Iterator[tuple[str, int, int]]:
 
 
 def gather() -> dict[str, Any]:
-    """What FILE holds, made from the installed Triton and torch."""
-    import torch
-    import triton
-    from torch._inductor.codecache import torch_key
-    from triton.runtime.cache import triton_key
+    """What FILE holds, made from the installed Triton and torch. One that makes no such hash where we know it is left out."""
+    content: dict[str, Any] = {"format": FORMAT}
+    with contextlib.suppress(ImportError):
+        import triton
+        from triton.runtime.cache import triton_key
 
-    return {
-        "format": FORMAT,
-        "triton": {"stamp": stamp(os.path.dirname(triton.__file__)), "key": triton_key()},
-        "torch": {"stamp": stamp(os.path.dirname(torch.__file__)), "key": torch_key().hex()},
-    }
+        content["triton"] = {"stamp": stamp(os.path.dirname(triton.__file__)), "key": triton_key()}
+    with contextlib.suppress(ImportError):
+        import torch
+        from torch._inductor.codecache import torch_key
+
+        content["torch"] = {"stamp": stamp(os.path.dirname(torch.__file__)), "key": torch_key().hex()}
+    return content
 
 
 def known(name: str, package: str) -> str | None:

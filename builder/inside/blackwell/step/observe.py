@@ -129,22 +129,27 @@ class Observer:
         while self._undo:
             self._undo.pop()()
 
-    def _watch_triton(self) -> None:
-        from triton import knobs
-        from triton.runtime import autotuner
+    def _time_hash_of_files(self, autotuner: Any) -> None:
+        """The autotuner asks for the hash of Triton's own files before anything is compiled or found, outside of what the listener times."""
+        original: Callable[[], str] | None = getattr(autotuner, "triton_key", None)
+        if original is None:  # a later Triton may ask elsewhere
+            return
 
-        # The autotuner asks for the hash of Triton's own files before anything is compiled or found, outside of what the listener times.
-        hash_of_files = autotuner.triton_key
-
-        def timed_hash() -> str:
+        def timed() -> str:
             started = time.perf_counter()
-            value: str = hash_of_files()
+            value = original()
             with self._lock:
                 self.triton_seconds += time.perf_counter() - started
             return value
 
-        autotuner.triton_key = timed_hash
-        self._undo.append(lambda: setattr(autotuner, "triton_key", hash_of_files))
+        autotuner.triton_key = timed
+        self._undo.append(lambda: setattr(autotuner, "triton_key", original))
+
+    def _watch_triton(self) -> None:
+        from triton import knobs
+        from triton.runtime import autotuner
+
+        self._time_hash_of_files(autotuner)
         before = knobs.compilation.listener
 
         def listener(**event: Any) -> None:
