@@ -68,9 +68,13 @@ def test_remembered_hashes_are_taken(truth: dict[str, Any], tmp_path: Path) -> N
         '{"format": 1, "triton": null, "torch": 3}',
         "another format",
         "another stamp",
+        "[" * 100_000,
+        "a key that is none",
+        "a pipe",
+        "a directory",
         None,
     ],
-    ids=str,
+    ids=lambda content: str(content)[:30],
 )
 def test_anything_else_is_made_anew(truth: dict[str, Any], content: str | None, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
@@ -86,6 +90,13 @@ def test_anything_else_is_made_anew(truth: dict[str, Any], content: str | None, 
         )
     elif content == "another stamp":
         kept(cache, {**truth, **{name: {"stamp": "0" * 64, "key": "00"} for name in ("triton", "torch")}})
+    elif content == "a key that is none":
+        kept(cache, {**truth, "torch": {**truth["torch"], "key": truth["torch"]["key"][1:]}})
+    elif content == "a pipe":
+        cache.mkdir()
+        os.mkfifo(cache / source_keys.FILE)
+    elif content == "a directory":
+        (cache / source_keys.FILE).mkdir(parents=True)
     elif content is not None:
         kept(cache, content)
     assert asked(cache) == [truth["triton"]["key"], truth["torch"]["key"], True]
@@ -95,7 +106,17 @@ def test_anything_else_is_made_anew(truth: dict[str, Any], content: str | None, 
 def package(tmp_path: Path) -> Path:
     """A package with a module, a library as Triton has it, a subpackage, and files that are no part of a hash."""
     root = tmp_path / "package"
-    for name in ("__init__.py", "a.py", "_C/libx.so", "sub/__init__.py", "sub/b.py", "include/x.h", "notes/c.py"):
+    for name in (
+        "__init__.py",
+        "a.py",
+        "_C/libx.so",
+        "sub/__init__.py",
+        "sub/b.py",
+        "include/x.h",
+        "notes/c.py",
+        "_inductor/__init__.py",
+        "_inductor/d.py",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
         os.utime(root / name, (1e9, 1e9))
@@ -107,8 +128,17 @@ def grow(path: Path) -> None:
     os.utime(path, (1e9, 1e9))
 
 
+def same_but(path: Path, text: str) -> None:
+    """Another content of the same size, with the time that all files of an image have."""
+    assert len(text) == path.stat().st_size
+    path.write_text(text)
+    os.utime(path, (1e9, 1e9))
+
+
 CHANGES = {
     "edited, same size": lambda root: (root / "a.py").write_text("b.py"),
+    "edited, same size and time": lambda root: same_but(root / "a.py", "b.py"),
+    "Inductor edited, same size and time": lambda root: same_but(root / "_inductor/d.py", "_inductor/e.py"),
     "edited, same time": lambda root: grow(root / "sub/b.py"),
     "another library": lambda root: grow(root / "_C/libx.so"),
     "a new module": lambda root: (root / "sub/new.py").write_text(""),
@@ -123,6 +153,13 @@ def test_the_stamp_notices(change: str, package: Path) -> None:
     before = source_keys.stamp(str(package))
     CHANGES[change](package)
     assert source_keys.stamp(str(package)) != before
+
+
+def test_all_of_tritons_python_is_in_the_stamp_by_content(package: Path) -> None:
+    triton = package.rename(package.with_name("triton"))
+    before = source_keys.stamp(str(triton))
+    same_but(triton / "sub/b.py", "sub/c.py")
+    assert source_keys.stamp(str(triton)) != before
 
 
 def test_the_stamp_stays_where_nothing_that_counts_changed(package: Path, tmp_path: Path) -> None:

@@ -4,7 +4,11 @@ A command module has `HELP` (one line), `add_arguments(parser)` and `run(args) -
 """
 
 import argparse
+import contextlib
+import errno
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -37,4 +41,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_arguments(sub)
         sub.set_defaults(run=module.run)
     args = parser.parse_args(argv)
-    return int(args.run(args))
+    try:
+        code = int(args.run(args))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `blackwell kernels list | head`: who reads has seen enough
+        _let_stdout_go()
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        print(f"blackwell {args.command}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
+            raise
+        _let_stdout_go()
+        print(
+            f"blackwell {args.command}: nothing more can be written ({error}): free some space, or write elsewhere",
+            file=sys.stderr,
+        )
+        return 1
+    return code
+
+
+def _let_stdout_go() -> None:
+    """What is still in the buffer can't be written: the interpreter must not try again, and complain, when it ends."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

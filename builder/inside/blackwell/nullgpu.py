@@ -67,6 +67,10 @@ def attribute_numbers() -> dict[str, int]:
 def card_from_dict(content: Mapping[str, Any], origin: str) -> Card:
     """A card from parsed TOML; raises NullGpuError that names `origin` and what is wrong in it."""
     known = attribute_numbers()
+    for table in ("attributes", "inherited"):
+        values = content.get(table, {})
+        if not isinstance(values, Mapping) or not all(type(value) is int for value in values.values()):
+            raise NullGpuError(f"card profile {origin}: {table} must be a table of whole numbers")
     attributes, inherited = dict(content.get("attributes", {})), dict(content.get("inherited", {}))
     wrong = [f"{key} is missing" for key in ("name", "memory", "driver", "measured", "source") if key not in content]
     wrong += [f"attributes.{key} is missing" for key in (CAPABILITY_MAJOR, CAPABILITY_MINOR) if key not in attributes]
@@ -87,7 +91,11 @@ def cards() -> dict[str, Card]:
         directories.append(Path(os.environ["BLACKWELL_CARDS"]))
     found: dict[str, Card] = {}
     for path in (path for directory in directories for path in sorted(directory.glob("*.toml"))):
-        card = card_from_dict(tomllib.loads(path.read_text()), str(path))
+        try:
+            content = tomllib.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise NullGpuError(f"card profile {path} can't be read: {error}") from error
+        card = card_from_dict(content, str(path))
         found[card.name] = card
     return found
 

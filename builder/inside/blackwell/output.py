@@ -1,16 +1,25 @@
 """Answers on stdout (JSON or a plain table), words for people on stderr."""
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
 def emit_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Print one JSON document to stdout."""
-    json.dump(value, sys.stdout, indent=2, sort_keys=False, default=str)
+    """Print one JSON document to stdout; a number that JSON has no word for (infinite, not a number) is null."""
+    json.dump(_finite(value), sys.stdout, indent=2, sort_keys=False, default=str)
     sys.stdout.write("\n")
     sys.stdout.flush()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def emit_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -7,7 +7,7 @@ Imported when torch or triton is: only small standard modules here.
 """
 
 # pathlib would cost a job's start more than everything done here
-# ruff: noqa: PTH102, PTH103, PTH105, PTH108, PTH110, PTH114, PTH116, PTH118, PTH119, PTH123, PTH211
+# ruff: noqa: PTH102, PTH103, PTH105, PTH108, PTH110, PTH114, PTH116, PTH118, PTH119, PTH123, PTH211, PTH112
 
 import contextlib
 import os
@@ -39,14 +39,31 @@ def apply(environment: MutableMapping[str, str] = os.environ) -> str | None:
     if seal is None:
         return None
     for overlay in _places(os.path.basename(os.path.normpath(baked)), asked, environment):
+        if _lies_in(overlay, baked):
+            continue
+        new = not os.path.isdir(overlay)
         try:
             _ensure(overlay, baked, seal, private=overlay != asked)
-        except OSError:
-            continue  # read-only, full, or somebody else's: try the next place
+        except OSError:  # read-only, full, or somebody else's: try the next place
+            if new:  # half an overlay must not fill a small /tmp, which the job itself needs
+                _remove(overlay)
+            continue
         for name in moved:
             environment[name] = os.path.join(overlay, VARIABLES[name])
         return overlay
     return None
+
+
+def _lies_in(overlay: str, baked: str) -> bool:
+    """What is laid over the baked cache can't be a part of it."""
+    inner, outer = os.path.realpath(overlay), os.path.realpath(baked)
+    return inner == outer or inner.startswith(outer + os.sep)
+
+
+def _remove(overlay: str) -> None:
+    import shutil  # not at every start
+
+    shutil.rmtree(overlay, ignore_errors=True)
 
 
 def _seal_of(baked: str) -> str | None:

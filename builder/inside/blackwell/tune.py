@@ -50,13 +50,14 @@ def run(args: argparse.Namespace) -> int:
     from blackwell.warm.workloads import WorkloadError
 
     try:
+        check_writable(args.out)  # before an hour of measuring
         entries = bundle.merge([bundle.load(path) for path in args.merge]) if args.merge else measure(args)
+        write(args.out, bundle.dumps(entries))
     except (TuneError, WorkloadError, bundle.BundleError) as error:
         if args.json:
             output.emit_json({"error": str(error)})
         output.say(f"blackwell tune: {error}")
         return 1
-    args.out.write_text(bundle.dumps(entries))
     rows = [(entry.card, entry.kernel, len(entry.configs), *_best(entry)) for entry in entries]
     if args.json:
         header = ("card", "kernel", "configs", "best", "ms")
@@ -66,9 +67,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def check_writable(out: Path) -> None:
+    """Raises TuneError when the bundle could not be written there."""
+    if not out.name or out.is_dir() or (out.exists() and not out.is_file()):
+        raise TuneError(f"{str(out)!r} is no file that a bundle could be written to: name one with --out FILE.")
+    if not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
+        raise TuneError(f"{out.parent} is no directory that this user can write to: name another file with --out FILE.")
+
+
+def write(out: Path, text: str) -> None:
+    """Write the bundle whole or not at all: FILE may be one of those that were merged. Raises TuneError."""
+    from blackwell.kernels.sums import write_atomic
+
+    try:
+        write_atomic(out, text.encode())
+    except OSError as error:
+        raise TuneError(f"{out} can't be written: {error.strerror}. What was there before is untouched.") from error
+
+
 def _best(entry: bundle.Entry) -> tuple[dict[str, Any], float]:
     config, ms = min(entry.configs, key=lambda pair: pair[1])
-    return dict(config), ms
+    return dict(config), ms  # infinite where the card refused all: `emit_json` writes null
 
 
 def measure(args: argparse.Namespace) -> list[bundle.Entry]:

@@ -70,7 +70,9 @@ def fingerprint(seen: Seen) -> Finding:
         return skipped("the image names no capabilities")
     from blackwell.fingerprint import FingerprintError, collect
 
-    name = Path(os.path.realpath(baked)).name
+    name = Path(os.path.realpath(baked)).name  # a copy elsewhere may be called anything, its keys.json says what it is
+    keys = importlib.import_module("blackwell.kernels.sealing").read_keys(Path(baked)) or {}
+    name = str(keys.get("fingerprint", name))
     try:
         expected = collect(capabilities, seen.environment).digest()
     except FingerprintError as problem:
@@ -91,9 +93,12 @@ def integrity(seen: Seen) -> Finding:
     if importlib.util.find_spec("blackwell.kernels") is None:
         return skipped("blackwell.kernels is not installed beside this doctor")
     damage = list(importlib.import_module("blackwell.kernels").verify_cache(Path(baked)))
+    first = "; ".join(f"{item.path} is {item.kind} ({item.detail}), which {item.effect}" for item in damage[:3])
+    advice = "`blackwell kernels repair` removes just the damaged entries"
+    if any(item.effect != "harmless" for item in damage):
+        return failed(f"{len(damage)} damaged: {first}", advice)
     if damage:
-        first = "; ".join(str(item) for item in damage[:3])
-        return failed(f"{len(damage)} damaged: {first}", "`blackwell kernels repair` removes just the damaged entries")
+        return warned(f"{len(damage)} leftovers, harmless: {first}", advice)
     return passed(f"{baked} is whole")
 
 

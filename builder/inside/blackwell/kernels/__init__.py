@@ -11,6 +11,7 @@ Without --cache, the image's baked cache is meant (BLACKWELL_CACHE). Example: bl
 
 import argparse
 import os
+import re
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -41,7 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     why = actions.add_parser("explain", parents=[common], help="why a kernel missed")
     why.add_argument("kernel", help="the kernel's function name")
     why.add_argument("--card", help="card name, as the NVIDIA driver reports it (default: ask torch)")
-    why.add_argument("--capability", help="compute capability such as 12.0 (default: ask torch)")
+    why.add_argument("--capability", type=_capability, help="compute capability such as 12.0 (default: ask torch)")
+
+
+def _capability(text: str) -> str:
+    if not re.fullmatch(r"\d+\.\d", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no compute capability: write for example 12.0")
+    return text
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,13 +60,17 @@ def run(args: argparse.Namespace) -> int:
     actions = {"list": _list, "verify": _verify, "repair": _repair, "relocate": _relocate, "explain": _explain}
     try:
         return actions[args.action](cache, args)
+    except BrokenPipeError:
+        raise
     except (FileNotFoundError, ValueError) as problem:
-        say(f"blackwell kernels {args.action}: {problem}")
+        text = str(problem)
     except PermissionError as problem:
-        say(
-            f"blackwell kernels {args.action}: {problem.filename} can't be changed by user {os.geteuid()}; "
-            "run as its owner"
-        )
+        text = f"{problem.filename} can't be changed by user {os.geteuid()}; run as its owner"
+    except OSError as problem:  # a read-only mount, a full disk, a file in a directory's place
+        text = f"{problem.filename or cache}: {problem.strerror or problem}; nothing more was changed: put that right, then run it again"
+    if args.json:
+        emit_json({"error": text})
+    say(f"blackwell kernels {args.action}: {text}")
     return 2
 
 

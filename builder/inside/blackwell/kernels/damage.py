@@ -20,7 +20,7 @@ from typing import Any
 
 from blackwell.kernels import elf
 from blackwell.kernels.entries import GROUP_PREFIX, INDUCTOR, TRITON, group_name, read_object, triton_directories
-from blackwell.kernels.sums import LIST, file_sum, read_list
+from blackwell.kernels.sums import LIST, file_sum, list_problem, read_list
 
 TEXT_STAGES = ("source", "ttir", "ttgir", "llir", "ptx")
 TMP = re.compile(r"^tmp\.pid_|^\.\d+\.\d+\.tmp$")
@@ -29,6 +29,7 @@ TMP = re.compile(r"^tmp\.pid_|^\.\d+\.\d+\.tmp$")
 MACHINES = {"x86_64": 62, "aarch64": 183}
 RAISES, RECOMPILES, RUBBISH = "raises", "recompiles silently", "loads rubbish"
 CRASHES, HARMLESS = "kills the process", "harmless"
+UNNOTICED = "damage stays unnoticed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,8 @@ def _entry_of(relative: str) -> str:
 
 def _against_list(cache: Path) -> Iterator[Damage]:
     sums = read_list(cache)
+    if problem := list_problem(cache):
+        yield Damage(path=LIST, kind="corrupt", detail=problem, effect=UNNOTICED, entry=LIST)
     for relative, expected in (sums or {}).items():
         path = cache / relative
         entry = _entry_of(relative)

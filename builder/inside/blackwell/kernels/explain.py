@@ -70,7 +70,12 @@ def differences(cache: Path, card: Card, environment: Mapping[str, str] = os.env
         raise ValueError(
             f"{cache} has no readable {sealing.KEYS}: it was not sealed, so there is nothing to compare with"
         )
-    return [d for d in _compare(cache, keys, card, environment) if d.warm != d.now]
+    try:
+        return [d for d in _compare(cache, keys, card, environment) if d.warm != d.now]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{cache}/{sealing.KEYS} is damaged ({error!r}): warm the cache again with `blackwell warm`"
+        ) from error
 
 
 def _compare(cache: Path, keys: Mapping[str, Any], card: Card, environment: Mapping[str, str]) -> Iterator[Difference]:

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from blackwell import source_keys
 from blackwell.kernels import sums
 from blackwell.kernels.damage import Damage, verify_cache
-from blackwell.kernels.entries import GROUP_PREFIX, TRITON, triton_directories
+from blackwell.kernels.entries import GROUP_PREFIX, TRITON, read_object, triton_directories
+from blackwell.kernels.sealing import KEYS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,10 @@ class Removed:
 def what_recompiles(cache: Path, entry: str, damaged: Sequence[str] = ()) -> str:
     """What the next run must make when `entry` is gone, in words; `damaged` names files of it that may be gone."""
     path = cache / entry
+    if entry == sums.LIST:
+        return "nothing (the checksum list is made anew of the files as they are)"
+    if entry == source_keys.FILE:
+        return "nothing (without it each process hashes Triton's and torch's files; `blackwell warm` makes it)"
     if entry.startswith(TRITON + "/"):
         names = sorted({*([p.name for p in path.iterdir()] if path.is_dir() else [path.name]), *damaged})
         for name in names:
@@ -71,12 +77,14 @@ def repair(cache: Path, damages: Sequence[Damage] | None = None) -> list[Removed
             reasons = tuple(f"{damage.path}: {damage.kind} ({damage.detail})" for damage in found)
             removed.append(Removed(entry=entry, reasons=reasons, recompiles=words))
     finally:
+        shutil.rmtree(trash, ignore_errors=True)
+        gone = {item.entry for item in removed}
         listed = sums.read_list(cache)
-        if listed is not None:
-            gone = {item.entry for item in removed}
+        if sums.LIST in gone:
+            sums.write_list(cache, {name: sums.file_sum(cache / name) for name in sums.listed_files(cache)})
+        elif listed is not None:
             kept = {n: s for n, s in listed.items() if n not in gone and not any(n.startswith(f"{g}/") for g in gone)}
             sums.write_list(cache, kept)
-        shutil.rmtree(trash, ignore_errors=True)
     return removed
 
 
@@ -120,9 +128,9 @@ def relocate(cache: Path, old: str, new: str) -> list[str]:
             content = group.read_bytes()
             try:
                 children = json.loads(content)["child_paths"]
-            except (ValueError, KeyError, TypeError):
+                moved = {name: _moved(path, old, new) for name, path in children.items()}
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue  # damaged: for `repair`
-            moved = {name: _moved(path, old, new) for name, path in children.items()}
             if moved == children:
                 continue
             relative = str(group.relative_to(cache))
@@ -131,9 +139,26 @@ def relocate(cache: Path, old: str, new: str) -> list[str]:
             if listed is not None and sound:
                 listed[relative] = sums.file_sum(group)
             changed.append(relative)
+    sound = listed is not None and (cache / KEYS).is_file() and listed.get(KEYS) == sums.file_sum(cache / KEYS)
+    if _relocate_keys(cache, old, new):
+        changed.append(KEYS)
+        if listed is not None and sound:
+            listed[KEYS] = sums.file_sum(cache / KEYS)
     if changed and listed is not None:
         sums.write_list(cache, listed)
     return changed
+
+
+def _relocate_keys(cache: Path, old: str, new: str) -> bool:
+    """Let keys.json name the new place, which `explain` compares; False when there is nothing to change in it."""
+    try:
+        keys = read_object(cache / KEYS)
+    except (OSError, ValueError):
+        return False
+    if old == new or keys.get("path") != old:
+        return False
+    sums.write_atomic(cache / KEYS, json.dumps({**keys, "path": new}, indent=1, sort_keys=True).encode())
+    return True
 
 
 def _moved(path: str, old: str, new: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blackwell import fingerprint
+from blackwell import fingerprint, source_keys
 from blackwell.kernels import entries, sums
 
 KEYS = "keys.json"
@@ -34,7 +34,8 @@ def triton_checksum() -> str:
         from triton.runtime.cache import triton_key
     except ImportError:  # moved there after 3.5
         from triton.compiler.compiler import triton_key
-    return hashlib.sha256(triton_key().encode()).hexdigest()[:16]
+    # Of the files as they are, not the start-up hook's remembered one: a difference is to be found here.
+    return hashlib.sha256(source_keys.unarmed(triton_key)().encode()).hexdigest()[:16]
 
 
 def function_checksum(file: Path | str, name: str) -> str | None:

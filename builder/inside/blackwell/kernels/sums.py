@@ -23,6 +23,22 @@ def read_list(cache: Path) -> dict[str, str] | None:
     return {name: digest for digest, _, name in lines if name and len(digest) == 64}
 
 
+def list_problem(cache: Path) -> str | None:
+    """What is wrong with the list itself, or None. Files that came after it (a job's own, without an overlay) needn't be in it."""
+    sums = read_list(cache)
+    if sums is None:
+        return None
+    path = cache / LIST
+    lines = path.read_text(errors="replace").splitlines()
+    if not sums or len(sums) != len(lines):
+        return f"{len(lines) - len(sums)} of its {len(lines)} lines are no entries" if lines else "zero bytes"
+    sealed = path.stat().st_mtime_ns
+    missing = [
+        name for name in listed_files(cache) if name not in sums and (cache / name).lstat().st_mtime_ns <= sealed
+    ]
+    return f"{len(missing)} files that were there when it was written are not in it" if missing else None
+
+
 def write_list(cache: Path, sums: Mapping[str, str]) -> None:
     """Replace the list atomically."""
     text = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))

@@ -8,7 +8,10 @@ Exit code = verdict: 0 running, 10 finished, 11 stalled, 12 crashed, 13 unknown 
 """
 
 import argparse
+import contextlib
+import os
 import re
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from blackwell.doctor import bounded, gpus
 from blackwell.doctor.checks_gpu import START_WITH_GPUS
 from blackwell.output import emit_json
 from blackwell.status.joblog import LogTail, read_tail
-from blackwell.status.processes import Process, find_processes, output_file
+from blackwell.status.processes import Process, find_processes, hidden_processes, output_file
 
 HELP = "say how a running job is doing: verdict, last log lines, processes, GPUs"
 
@@ -25,6 +28,9 @@ EXIT_CODES = {"running": 0, "finished": 10, "stalled": 11, "crashed": 12, "unkno
 
 PART_SECONDS = 4.0
 """Bound of each part; processes and GPUs are asked at once, the log after them."""
+
+LOOK_AGAIN = 1.2
+"""Seconds between two looks at a log that no process seems to hold: a job that opens it anew for each line moves it meanwhile."""
 
 LINES = 20
 """Last log lines that are shown."""
@@ -62,12 +68,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stall",
-        type=float,
+        type=_seconds,
         default=300.0,
         metavar="SECONDS",
         help="a log that didn't move for so long means stalled (default 300)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document")
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return value
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -103,7 +116,32 @@ def ask(log: Path | None, pattern: re.Pattern[str] | None, stall: float) -> Stat
         path = log
         tail = _part(bounded.run(lambda report: report(read_tail(path)), PART_SECONDS))
     verdict, reason = judge(tail.value, tail.problem, processes.value, processes.problem, stall)
+    if verdict == "finished" and log is not None and tail.value is not None:
+        verdict, reason = _look_again(log, tail.value, stall) or (verdict, reason)
     return Status(verdict=verdict, reason=reason, log=tail, processes=processes, gpus=_gpu_part(cards))
+
+
+def _look_again(log: Path, tail: LogTail, stall: float) -> tuple[str, str] | None:
+    """Another verdict than "finished", where no process that holds the log was seen and still there may be one; else None."""
+    if tail.size == 0:
+        return "unknown", "the log is empty and no process holds it: the job hasn't written yet, or writes elsewhere"
+    if tail.age > stall:
+        return None
+    with contextlib.suppress(OSError):
+        if hidden := hidden_processes(log.stat().st_uid):
+            return "unknown", (
+                f"no process that holds the log is to be seen, but {hidden} of its owner's can't be looked into by user {os.geteuid()}, "
+                f"and the log moved {_span(tail.age)} ago: ask as the job's user, or with --match"
+            )
+        before = log.stat()
+        time.sleep(LOOK_AGAIN)
+        after = log.stat()
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            return (
+                "running",
+                "the log moves, though no process that holds it is to be seen (it opens it anew for each line, or runs elsewhere)",
+            )
+    return None
 
 
 def _part(outcome: bounded.Outcome) -> Part:
@@ -151,7 +189,10 @@ def judge(
     if processes is None:
         return "unknown", f"the processes can't be seen: {process_problem}"
     if log is not None:
-        return "finished", "no process is left, and the log ends without an error"
+        return (
+            "finished",
+            "no process is left, and the log ends without an error; a job that was killed from outside looks the same",
+        )
     if dead:
         return "finished", f"process {dead[0].pid} ended with 0 and waits for its parent"
     return "unknown", f"no process matches, and there is no log to judge by: {log_problem}"

@@ -50,6 +50,8 @@ class LogTail:
 
 def read_tail(path: Path) -> LogTail:
     """Read the last `TAIL` bytes. Raises OSError when that isn't possible, ValueError for other than regular files."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a directory: name the log in it")
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # opening a pipe must not wait for a writer
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):

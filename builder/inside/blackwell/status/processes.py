@@ -46,6 +46,28 @@ def find_processes(pattern: re.Pattern[str] | None, log: Path | None) -> list[Pr
     return [process for process in found if process is not None]
 
 
+def hidden_processes(owner: int) -> int:
+    """How many processes of that user this one may not look into: any of them may hold a log open."""
+    return sum(1 for pid in _pids() if _owner(pid) == owner and not _open_files_visible(pid))
+
+
+def _owner(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
+def _open_files_visible(pid: int) -> bool:
+    try:
+        os.listdir(f"/proc/{pid}/fd")
+    except PermissionError:
+        return False
+    except OSError:  # it has just ended
+        pass
+    return True
+
+
 def output_file(processes: list[Process]) -> Path | None:
     """The file that the first process with one writes its output to."""
     return next((Path(process.output) for process in processes if process.output), None)

@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from blackwell import output, paths
+from blackwell import output, overlay, paths
 from blackwell.warm import engine
 from blackwell.warm.workloads import WorkloadError
 
@@ -41,18 +41,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--card", action="append", default=[], metavar="NAME", help="card, as the NVIDIA driver names it; repeatable"
     )
     parser.add_argument("--workload", action="append", default=[], metavar="NAME", help="workload to run; repeatable")
-    parser.add_argument("--jobs", type=int, metavar="N", help="programs at once (default: by cores and memory)")
-    parser.add_argument("--devices", type=int, default=1, metavar="N", help="devices a program sees (default: 1)")
+    parser.add_argument(
+        "--jobs", type=at_least_one, metavar="N", help="programs at once (default: by cores and memory)"
+    )
+    parser.add_argument(
+        "--devices", type=devices, default=1, metavar="N", help="devices a program sees, 1 to 16 (default: 1)"
+    )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         metavar="S",
         help=f"seconds a program may take (default: the workload's; {SCRIPT_TIMEOUT})",
     )
     parser.add_argument(
-        "--bundle", type=Path, metavar="FILE", help="measured choices of `blackwell tune`, preferred on their cards"
+        "--bundle",
+        type=file_name,
+        metavar="FILE",
+        help="measured choices of `blackwell tune`, preferred on their cards",
     )
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="cache to fill (default: BLACKWELL_CACHE)")
+    parser.add_argument("--cache", type=file_name, metavar="DIR", help="cache to fill (default: BLACKWELL_CACHE)")
     checks = parser.add_mutually_exclusive_group()
     checks.add_argument(
         "--check", action="store_true", help="fill nothing: only run as a job would, and fail if anything is compiled"
@@ -60,6 +67,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checks.add_argument("--no-check", action="store_true", help="skip the second pass that must find everything warm")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("program", nargs="*", metavar="-- PROGRAM", help="your own program and its arguments, after --")
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds. Raises ValueError, from which argparse makes its own sentence."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+def at_least_one(text: str) -> int:
+    """A positive number. Raises ValueError."""
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def devices(text: str) -> int:
+    """A number of devices that the null GPU can show. Raises ValueError."""
+    from blackwell.nullgpu import MAX_DEVICES
+
+    value = at_least_one(text)
+    if value > MAX_DEVICES:
+        raise ValueError(text)
+    return value
+
+
+def file_name(text: str) -> Path:
+    """A path; no path is not the current directory. Raises ValueError."""
+    if not text.strip():
+        raise ValueError(text)
+    return Path(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,10 +128,18 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
     started = time.monotonic()
     cache = _cache(args)
+    if args.check and args.cache:  # as a job whose caches these are: what it misses goes to an overlay
+        os.environ.update(
+            BLACKWELL_CACHE=str(cache),
+            TRITON_CACHE_DIR=str(cache / "triton"),
+            TORCHINDUCTOR_CACHE_DIR=str(cache / "inductor"),
+        )
     setting = engine.Setting(
         cache=cache, devices=args.devices, jobs=args.jobs or engine.default_jobs(), as_a_job=args.check
     )
     measured = bundle.merge(bundle.load(path) for path in _bundles(args))
+    path = cache / report.REPORT
+    before = _report_before(path)
     jobs = _jobs(args)
     for name in dict.fromkeys(job.card.name for job in jobs):
         nullgpu.announce(name, args.devices)
@@ -106,8 +154,6 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     )
     outcomes = engine.warm(jobs, setting)
     cleanup.remove_noise(cache)
-    path = cache / report.REPORT
-    before = json.loads(path.read_text()) if path.exists() else {}
     cards = list(dict.fromkeys([*before.get("cards", []), *(job.card.name for job in jobs)]))
     assembler = report.assembler_label(_assemblers(cards))
     facts = {
@@ -130,9 +176,10 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
             )
     path.write_text(json.dumps(content, indent=1) + "\n")
     summary = report.summary(cache, content, cards, assembler)
-    (cache.parent / report.SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
-    for place, mode in ((cache.parent, 0o755), (cache.parent / report.SUMMARY, 0o644)):
-        place.chmod(mode)
+    if _is_the_images(cache):  # its directory is ours; a cache elsewhere may lie in /tmp
+        (cache.parent / report.SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+        for place, mode in ((cache.parent, 0o755), (cache.parent / report.SUMMARY, 0o644)):
+            place.chmod(mode)
     _seal(cache, facts)
     output.say(
         f"blackwell warm: {summary['cache.entries']} kernels, {summary['cache.bytes'] / 1e6:.1f} MB, {time.monotonic() - started:.0f} s"
@@ -146,6 +193,28 @@ def _bundles(args: argparse.Namespace) -> list[Path]:
     return [*shipped, *([args.bundle] if args.bundle else [])]
 
 
+def _is_the_images(cache: Path) -> bool:
+    baked = paths.baked_cache()
+    return (
+        baked is not None and baked.exists() and baked.samefile(cache) and cache.is_relative_to(paths.root().resolve())
+    )
+
+
+def _report_before(path: Path) -> dict[str, Any]:
+    """What an earlier warming of this cache reported, or {}. Raises WarmError when there is a report that is none."""
+    try:
+        before = json.loads(path.read_text())
+        if not isinstance(before, dict):
+            raise ValueError("no object")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise engine.WarmError(
+            f"{path} is no report of an earlier warming ({error}): remove it, or warm into another directory."
+        ) from error
+    return before
+
+
 def _cache(args: argparse.Namespace) -> Path:
     """The cache to fill, existing and writable. Raises WarmError otherwise."""
     cache = args.cache or paths.baked_cache()
@@ -154,7 +223,13 @@ def _cache(args: argparse.Namespace) -> Path:
             "no cache to fill: BLACKWELL_CACHE is not set, so this is not one of our images; name a directory with --cache."
         )
     if args.check:
-        return Path(cache)
+        if not (cache / overlay.SEAL).is_file():
+            raise engine.WarmError(
+                f"{cache} is no warm cache (it has no {overlay.SEAL}), so there is nothing to check: warm it first, without --check."
+            )
+        return Path(cache).resolve()
+    if cache.exists() and not cache.is_dir():
+        raise engine.WarmError(f"{cache} is no directory: name one with --cache DIR.")
     try:
         for part in ("triton", "inductor"):
             (cache / part).mkdir(parents=True, exist_ok=True)
@@ -181,7 +256,7 @@ def _jobs(args: argparse.Namespace) -> list[engine.Job]:
             raise engine.WarmError('what for? --card "NVIDIA B200" for a card, --image for every card of this image.')
         try:
             names = list(paths.image_facts()["cards"])
-        except (FileNotFoundError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise engine.WarmError(
                 f"{paths.root()}/image.json names no cards ({error!r}): say them with --card NAME."
             ) from error
@@ -218,7 +293,7 @@ def _capabilities(cards: list[str]) -> list[str]:
 
     try:
         return [str(capability) for capability in paths.image_facts()["capabilities"]]
-    except (FileNotFoundError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
     return sorted(
         {nullgpu.card_named(name).capability for name in cards}, key=lambda text: tuple(map(int, text.split(".")))

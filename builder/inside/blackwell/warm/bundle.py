@@ -5,6 +5,7 @@ A bundle is JSON: {"format": 1, "entries": [{"card", "capability", "triton", "to
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,11 +43,18 @@ class Entry:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Entry":
-        """Raises KeyError or TypeError for what isn't an entry."""
+        """Raises KeyError, TypeError or ValueError for what isn't an entry."""
         words = {name: str(content[name]) for name in ("card", "capability", "triton", "torch", "kernel")}
         configs = tuple(
             (dict(item["config"]), math.inf if item["ms"] is None else float(item["ms"])) for item in content["configs"]
         )
+        where = f"{words['kernel']} on {words['card']}"
+        if not re.fullmatch(r"\d+\.\d", words["capability"]):
+            raise ValueError(f"{where}: {words['capability']!r} is no compute capability")
+        if not isinstance(content["key"], list):
+            raise TypeError(f"{where}: its key is no list")
+        if not configs or any(math.isnan(ms) or ms < 0 for _, ms in configs):
+            raise ValueError(f"{where}: it needs configurations with times of 0 ms or more, or null")
         return cls(**words, key=tuple(content["key"]), configs=configs)
 
 
@@ -56,10 +64,12 @@ def load(path: Path) -> list[Entry]:
         content = json.loads(path.read_text())
         if content["format"] != FORMAT:
             raise BundleError(f"{path} has format {content['format']}, this image reads {FORMAT}: tune again with it.")
+        if not isinstance(content["entries"], list):
+            raise TypeError("its entries are no list")
         return [Entry.from_dict(entry) for entry in content["entries"]]
     except OSError as error:
         raise BundleError(f"{path} can't be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BundleError(f"{path} is no bundle of `blackwell tune` ({error!r}).") from error
 
 
@@ -136,6 +146,8 @@ def apply(
 def _replace(path: Path, choice: dict[str, Any], entry: Entry) -> str | None:
     content = json.loads(path.read_text())
     best, best_ms = min(entry.configs, key=lambda pair: pair[1])
+    if not math.isfinite(best_ms):
+        return "the card refused all its configurations"
     # A configuration from elsewhere would be launched unchecked: it must be in the kernel's own list.
     if dict(best) not in [config_of(config) for config, _ in content["configs_timings"]]:
         return f"its best configuration {dict(best)} is not in the kernel's own list"

@@ -38,6 +38,7 @@ class Outcome:
     card: str
     exit_code: int | None  # None: killed after its time
     finished: bool  # reached its end and no exception left it
+    reported: bool = True  # at least one Python process of it told how it ended
     seconds: float
     output: str  # last part of stdout and stderr together
     kernels: tuple[Mapping[str, Any], ...] = ()  # `kernel` events
@@ -72,6 +73,8 @@ class Outcome:
             return f"asked for {', '.join(sorted(set(self.refused)))}, which can't be decided without a GPU"
         if self.exit_code is None and not self.finished:
             return "did not end in its time"
+        if self.exit_code == 0 and not self.reported:
+            return "ran no Python that could be watched (is it a Python program, started without -S, -I or -E?)"
         if not self.finished or (self.exit_code is not None and self.exit_code > 0):
             return f"failed with exit code {self.exit_code}"
         return None
@@ -103,7 +106,7 @@ def run(
         started = time.monotonic()
         with log.open("wb") as output:
             process = subprocess.Popen(
-                list(argv),
+                [*_ends_with_us(), *argv],
                 env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -149,6 +152,12 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
+def _ends_with_us() -> list[str]:
+    """Words in front of a program that let the kernel end it when we are killed and can't; util-linux has the command."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+
+
 def stop_all() -> None:
     """End every program that other threads are watching, at once: they then see it as killed."""
     for process in list(_running):
@@ -169,6 +178,7 @@ def _outcome(argv: tuple[str, ...], card: str, code: int | None, seconds: float,
         card=card,
         exit_code=code,
         finished=finished,
+        reported=bool(ends),
         seconds=seconds,
         output=log.read_text(errors="replace")[-OUTPUT_KEPT:],
         kernels=tuple(event for event in events if event["event"] == "kernel"),

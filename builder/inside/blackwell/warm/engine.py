@@ -64,7 +64,12 @@ def _lines(path: str) -> list[str]:
 
 def card_limits(card: nullgpu.Card) -> choice.Limits:
     """What a static choice needs to know of the card."""
-    return choice.Limits.of({**card.inherited, **card.attributes})
+    try:
+        return choice.Limits.of({**card.inherited, **card.attributes})
+    except KeyError as error:
+        raise WarmError(
+            f"the profile of {card.name} lacks {error}, which choices without a GPU are made from: take a profile of `blackwell doctor --profile`."
+        ) from error
 
 
 def waves(jobs: Sequence[Job]) -> list[list[list[Job]]]:
