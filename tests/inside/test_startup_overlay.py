@@ -168,6 +168,23 @@ def test_nothing_writable_leaves_the_baked_paths_and_says_nothing(
     assert capfd.readouterr() == ("", "")
 
 
+def test_full_temporary_directories_leave_home(baked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else root, who may write everywhere, would compile into the baked cache."""
+    home, stamped = tmp_path / "home", overlay._stamp
+
+    def full(place: str, seal: str) -> None:
+        if not place.startswith(str(home)):
+            raise OSError(28, "No space left on device")
+        stamped(place, seal)
+
+    monkeypatch.setattr(overlay, "_stamp", full)
+    environment = job(baked, tmp_path / "tmp", HOME=str(home))
+    place = overlay.apply(environment)
+    assert place == f"{home}/.cache/blackwell-{os.geteuid()}-0123456789abcdef"
+    assert environment["TRITON_CACHE_DIR"] == f"{place}/triton"
+    assert list((tmp_path / "tmp").iterdir()) == [], "half an overlay is taken away from a full disk"
+
+
 @pytest.fixture
 def for_everybody(tmp_path: Path) -> Iterator[Path]:
     """`tmp_path`, reachable by every user."""

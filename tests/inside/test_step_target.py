@@ -2,6 +2,7 @@
 
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -174,10 +175,29 @@ def test_gpu_conv_is_causal_conv1d_else_flas(ran: dict[str, set[str]], monkeypat
     assert plain(GPU, weight).shape == GPU.shape
     assert any("fla_conv" in name for name in ran["causal_conv1d"])
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: object())
-    with pytest.raises(StepError, match="installed but transformers could not import it"):
+    with pytest.raises(StepError, match="installed but does not serve the target"):
         plain(GPU, weight)
 
 
 def test_unknown_wrapping_is_said(ran: dict[str, set[str]]) -> None:
     with pytest.raises(StepError, match="no longer says which implementation"):
         kernels.route_conv(lambda *args: None)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (None, "blackwell_missing is not installed: build it again."),
+        ("import blackwell_missing_too", "fails: No module named 'blackwell_missing_too'. Install blackwell_missing_too."),
+        ("raise OSError(28, 'No space left on device')", "No space left on device. If a disk is full"),
+        ("raise ImportError('undefined symbol: _ZN')", "fails: ImportError: undefined symbol: _ZN. If it isn't the machine, build it again."),
+        ("", "works now, so it failed earlier in this process"),
+    ],
+)  # fmt: skip
+def test_a_fallback_says_why(source: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if source is not None:
+        (tmp_path / "blackwell_missing.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "blackwell_missing", raising=False)
+    assert reason in kernels._why_not("blackwell_missing", "build it again")
+    sys.modules.pop("blackwell_missing", None)

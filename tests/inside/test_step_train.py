@@ -453,3 +453,9 @@ def test_each_rank_of_torchrun_takes_its_own_gpu(environment: dict[str, str], ex
 def test_rank_without_a_gpu_is_told() -> None:
     with pytest.raises(StepError, match="local rank 2 of 4 has no GPU: CUDA_VISIBLE_DEVICES=0,1 names 2"):
         step.gpu_of_rank(RANK_2 | {"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+@pytest.mark.parametrize("rank", ["x", "", "-1", "2.0"])
+def test_a_rank_that_is_none_is_told(rank: str) -> None:
+    with pytest.raises(StepError, match=f"LOCAL_RANK={rank} is no rank.*unset LOCAL_RANK"):
+        step.gpu_of_rank(RANK_2 | {"LOCAL_RANK": rank})

@@ -12,7 +12,7 @@ Imported when torch or triton is: only small standard modules here.
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 
 SEAL = "SHA256SUMS"
 """Checksum list written when a cache is complete. A cache without one is still being filled and gets no overlay."""
@@ -81,11 +81,18 @@ def _places(fingerprint: str, asked: str, environment: MutableMapping[str, str])
         yield asked
         return
     name = f"blackwell-{os.geteuid()}-{fingerprint}"
-    roots = [environment.get("TMPDIR") or "/tmp", "/tmp", "/var/tmp"]
+    for root in roots(environment):
+        yield os.path.join(root, name)
+
+
+def roots(environment: Mapping[str, str]) -> list[str]:
+    """The directories in which an overlay may be made, best first, when the user asked for none."""
+    found = [environment.get("TMPDIR") or "/tmp", "/tmp", "/var/tmp"]
+    if home := environment.get("HOME"):  # with every temporary directory full, root would write to the baked cache
+        found.append(os.path.join(home, ".cache"))
     # A C launcher or CPU kernel that is compiled later is loaded from the overlay, which `noexec` forbids (the default
     # of `docker run --tmpfs /tmp`), so such a place comes last: reading baked entries works there all the same.
-    for root in sorted(dict.fromkeys(roots), key=_is_noexec):
-        yield os.path.join(root, name)
+    return sorted(dict.fromkeys(found), key=_is_noexec)
 
 
 def _is_noexec(directory: str) -> bool:

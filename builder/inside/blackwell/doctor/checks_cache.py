@@ -7,10 +7,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from blackwell import overlay
 from blackwell.doctor.finding import Finding, Seen, failed, passed, skipped, warned
-
-VARIABLES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-"""Variable of each cache -> its directory in the baked cache."""
 
 NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "glusterfs", "beegfs", "gpfs", "9p", "afs", "pvfs2"}
@@ -35,7 +33,7 @@ def cache_used(seen: Seen) -> Finding:
             "BLACKWELL_CACHE is not set: no baked kernel cache is used", "start from the image's own environment"
         )
     problems = []
-    for name, part in VARIABLES.items():
+    for name, part in overlay.VARIABLES.items():
         value = seen.environment.get(name)
         if value is None:
             problems.append(f"{name} is not set")
@@ -140,15 +138,7 @@ def _places(environment: Mapping[str, str], baked: str | None) -> list[str]:
         return [asked]
     if asked == "off" or environment.get("BLACKWELL_STARTUP") == "0":
         return [own] if own else []
-    places = dict.fromkeys([environment.get("TMPDIR") or "/tmp", "/tmp", "/var/tmp"])
-    return sorted(places, key=_is_noexec)
-
-
-def _is_noexec(directory: str) -> bool:
-    try:
-        return bool(os.statvfs(directory).f_flag & os.ST_NOEXEC)
-    except OSError:
-        return True
+    return overlay.roots(environment)
 
 
 def _existing(path: str) -> str:
@@ -166,7 +156,7 @@ def network_storage(seen: Seen) -> Finding:
     with open("/proc/self/mountinfo") as file:
         mounts = parse_mounts(file.read())
     shared = []
-    for name in (*VARIABLES, "BLACKWELL_OVERLAY"):
+    for name in (*overlay.VARIABLES, "BLACKWELL_OVERLAY"):
         value = seen.environment.get(name)
         if not value or not os.path.isabs(value):
             continue

@@ -104,11 +104,20 @@ def gpu_of_rank(environment: Mapping[str, str]) -> dict[str, str]:
     """What to set so that this rank of torchrun sees its own GPU alone, as device 0; empty without torchrun.
 
     Device 0 on every rank is what was warmed: Inductor's keys hold the device's index. To be set before torch is imported. Raises StepError
-    when CUDA_VISIBLE_DEVICES names fewer GPUs than there are ranks; a single one is taken as already chosen for this rank.
+    when LOCAL_RANK is no rank, or CUDA_VISIBLE_DEVICES names fewer GPUs than there are ranks; a single one is taken as already chosen for
+    this rank.
     """
     if "LOCAL_RANK" not in environment or "LOCAL_WORLD_SIZE" not in environment:
         return {}
-    rank = int(environment["LOCAL_RANK"])
+    try:
+        rank = int(environment["LOCAL_RANK"])
+    except ValueError:
+        rank = -1
+    if rank < 0:
+        raise StepError(
+            f"LOCAL_RANK={environment['LOCAL_RANK']} is no rank, so this process can't tell which GPU is its own. "
+            "torchrun sets it to 0, 1, 2, ...; to run on one GPU alone, unset LOCAL_RANK."
+        )
     named = environment.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return {"CUDA_VISIBLE_DEVICES": str(rank)}

@@ -54,6 +54,21 @@ def _full_name(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
+def _why_not(module: str, otherwise: str) -> str:
+    """Why transformers can't have found `module`: its import is tried here. `otherwise` is the advice when the import itself fails."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and module.split(".")[0] == error.name.split(".")[0]:
+            return f"{error.name} is not installed: {otherwise}."
+        return f"`import {module}` fails: {error}. Install {error.name}."
+    except OSError as error:
+        return f"`import {module}` fails: {error}. If a disk is full or read-only, give the job a writable TMPDIR with room."
+    except Exception as error:  # whatever a library raises while it loads
+        return f"`import {module}` fails: {type(error).__name__}: {error}. If it isn't the machine, {otherwise}."
+    return f"`import {module}` works now, so it failed earlier in this process: look for its warning above."
+
+
 def route_delta_rule(original: Callable[..., Any]) -> Callable[..., Any]:
     """A gated delta rule that sends GPU tensors to `original` (transformers' choice, FLA) and CPU tensors to its torch reference."""
     chosen, torch_reference = _choice(original), inspect.unwrap(original)
@@ -64,8 +79,8 @@ def route_delta_rule(original: Callable[..., Any]) -> Callable[..., Any]:
             return reference.delta_rule_per_document(torch_reference, query, key, value, **options)
         if not chosen.__module__.startswith("fla."):
             raise StepError(
-                "FLA's gated delta rule does not serve the target, transformers fell back to plain torch: FLA is missing or "
-                "`import fla.ops.gated_delta_rule` fails. Run that import to see why."
+                "FLA's gated delta rule does not serve the target, transformers fell back to plain torch. "
+                + _why_not("fla.ops.gated_delta_rule", "install FLA")
             )
         _note("gated_delta_rule", _full_name(chosen))
         return original(query, key, value, **options)
@@ -89,8 +104,11 @@ def route_conv(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(hidden_states, weight, bias, activation=activation, **options)
         if importlib.util.find_spec("causal_conv1d") is not None:
             raise StepError(
-                "causal_conv1d is installed but transformers could not import it and fell back to plain torch: it was probably built "
-                "against another torch. Run `python -c 'import causal_conv1d'` to see why, or remove it to use FLA's Triton convolution."
+                "causal_conv1d is installed but does not serve the target, transformers fell back to plain torch. "
+                + _why_not(
+                    "causal_conv1d",
+                    "it was probably built against another torch: build it again, or remove it to use FLA's Triton convolution",
+                )
             )
         # transformers knows no other convolution than causal-conv1d's (transformers.integrations.hub_kernels): serve FLA's here.
         from fla.modules.convolution import causal_conv1d
